@@ -1,0 +1,38 @@
+// Owns: the notion of time. Everything that measures or waits takes a Clock, so that tests run on a virtual one.
+// Keeps: time never goes backwards.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice {
+
+// Nanoseconds since an arbitrary fixed point.
+using Nanos = int64_t;
+
+class Clock {
+  public:
+    virtual ~Clock() = default;
+    // Thread-safe.
+    [[nodiscard]] virtual Nanos now() const = 0;
+};
+
+// CLOCK_MONOTONIC.
+class SystemClock final : public Clock {
+  public:
+    [[nodiscard]] Nanos now() const override;
+    static const SystemClock& instance();
+};
+
+// Moves only when told to. Not thread-safe.
+class VirtualClock final : public Clock {
+  public:
+    [[nodiscard]] Nanos now() const override { return now_; }
+    void advance_to(Nanos t) {
+        if (t > now_) now_ = t;
+    }
+
+  private:
+    Nanos now_ = 0;
+};
+
+}  // namespace sluice

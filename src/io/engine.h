@@ -1,0 +1,69 @@
+// Owns: the one interface through which bytes come off a drive.
+// Keeps: every submitted read completes exactly once, with all the bytes it needs or with an error; a short read,
+// EINTR or EAGAIN is the engine's business and never the caller's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "io/file.h"
+
+namespace sluice::io {
+
+// One read. `offset`, `length` and `dst` obey file->offset_align() and file->mem_align() (both 1 when buffered).
+// `length` may reach past the end of the file (rounding up); `need` <= `length` says how many bytes, counted from
+// `offset`, must really arrive. Bytes after `need` are undefined.
+struct ReadOp {
+    const File* file = nullptr;  // outlives the read
+    uint64_t offset = 0;
+    uint32_t length = 0;
+    uint32_t need = 0;
+    std::byte* dst = nullptr;  // stays valid until the completion was returned
+    uint64_t tag = 0;          // handed back unchanged
+};
+
+struct Completion {
+    uint64_t tag = 0;
+    int error = 0;       // 0, or an errno; a file that ends before `need` bytes is ENODATA
+    uint32_t bytes = 0;  // bytes that arrived, >= need when error is 0
+};
+
+// Used by one thread at a time.
+class Engine {
+  public:
+    virtual ~Engine() = default;
+    // Queues every read of the batch, in this order; more than the device's depth is held back inside. Does not block
+    // on the device. Total outstanding reads are bounded by max_outstanding(); exceeding it is a caller's bug.
+    virtual void submit(std::span<const ReadOp> batch) = 0;
+    // Blocks until at least one outstanding read has completed, then returns as many completions as are there and fit.
+    // Returns 0 only if nothing is outstanding. Completions come in any order.
+    virtual size_t wait(std::span<Completion> out) = 0;
+    [[nodiscard]] virtual size_t outstanding() const = 0;
+    [[nodiscard]] virtual const char* name() const = 0;
+
+    static constexpr size_t max_outstanding() { return 4096; }
+};
+
+enum class EngineKind { automatic, io_uring, pread };
+
+struct EngineOptions {
+    EngineKind kind = EngineKind::automatic;
+    // Reads in flight at the device: ring depth or pool threads. 1..64.
+    unsigned lanes = 8;
+};
+
+struct MadeEngine {
+    std::unique_ptr<Engine> engine;
+    std::string note;  // why it is not the kind that was hoped for; empty otherwise
+};
+
+// `automatic` prefers io_uring and falls back to the pool when the kernel refuses a ring (old kernel, container
+// filter, memlock limit), with the reason in `note`. An explicit kind never falls back.
+Result<MadeEngine> make_engine(const EngineOptions& options);
+
+}  // namespace sluice::io

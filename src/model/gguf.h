@@ -1,0 +1,92 @@
+// Owns: the index of a GGUF model -- which tensor lies where -- over one file or a split set.
+// Keeps: every tensor of an opened index lies wholly inside its file as it was at open; no size or offset read from a
+// file is used before it was checked. Payload bytes are never read.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/status.h"
+
+namespace sluice::model {
+
+// ggml's numbering of tensor types, as stored in files.
+using TypeId = uint32_t;
+
+struct TypeTraits {
+    const char* name = nullptr;  // as ggml spells it: "q4_K"
+    uint32_t block_elements = 0;
+    uint32_t block_bytes = 0;
+};
+
+// nullptr for a number that this version of ggml (0.25.1) does not know.
+const TypeTraits* type_traits(TypeId type);
+
+struct TensorEntry {
+    std::string name;
+    uint32_t file = 0;    // index into GgufIndex::files()
+    uint64_t offset = 0;  // absolute, in that file
+    uint64_t bytes = 0;   // exact, without padding
+    TypeId type = 0;
+    uint32_t n_dims = 0;
+    std::array<uint64_t, 4> ne{1, 1, 1, 1};
+};
+
+struct FileEntry {
+    std::string path;
+    uint64_t size = 0;
+    uint64_t device = 0;
+    uint64_t inode = 0;
+    uint64_t data_offset = 0;  // where tensor data begins
+};
+
+// Scalars and strings are kept; of arrays only the element count is kept, except for short integer arrays (at most
+// 1024 elements), which hold per-layer values.
+using MetaValue = std::variant<uint64_t, int64_t, double, bool, std::string, std::vector<int64_t>>;
+
+class GgufIndex {
+  public:
+    // `path` names a single file, or any shard of a split set ("NAME-00001-of-00005.gguf"); the whole set is opened.
+    // A shard that is missing, renamed, duplicated, from another set or truncated is named in the error.
+    static Result<GgufIndex> open(const std::string& path);
+
+    [[nodiscard]] const std::vector<FileEntry>& files() const { return files_; }
+    [[nodiscard]] const std::vector<TensorEntry>& tensors() const { return tensors_; }
+    [[nodiscard]] const TensorEntry* find(std::string_view tensor_name) const;
+
+    // general.architecture; "" when absent (a shard set's or a vocabulary file's oddity).
+    [[nodiscard]] std::string architecture() const;
+    // nullptr when absent.
+    [[nodiscard]] const MetaValue* meta(std::string_view key) const;
+    // "<architecture>.<key>" as an unsigned number; of a per-layer array the largest element.
+    [[nodiscard]] std::optional<uint64_t> arch_number(std::string_view key) const;
+    // Bytes before tensor data, over all files.
+    [[nodiscard]] uint64_t header_bytes() const;
+
+  private:
+    std::vector<FileEntry> files_;
+    std::vector<TensorEntry> tensors_;                // in file order
+    std::map<std::string, size_t, std::less<>> by_name_;
+    std::map<std::string, MetaValue, std::less<>> meta_;
+};
+
+// One file's header and tensor table, parsed from memory: the part that faces hostile bytes, and what the fuzzer runs.
+// `head` is a prefix of the file; needs_more says that the prefix was too short to hold the whole header.
+struct ParsedHeader {
+    std::map<std::string, MetaValue, std::less<>> meta;
+    std::vector<TensorEntry> tensors;  // offsets already absolute, not yet checked against the file size
+    uint64_t data_offset = 0;
+};
+struct ParseOutcome {
+    bool needs_more = false;
+    ParsedHeader header;
+};
+Result<ParseOutcome> parse_gguf_header(std::string_view head);
+
+}  // namespace sluice::model
