@@ -1,6 +1,7 @@
 // Owns: the index of a GGUF model -- which tensor lies where -- over one file or a split set.
-// Keeps: every tensor of an opened index lies wholly inside its file as it was at open; no size or offset read from a
-// file is used before it was checked. Payload bytes are never read.
+// Keeps: every tensor of an opened index lies wholly inside its file as it was at open, and no two tensors share a byte
+// or a name; no size or offset read from a file is used before it was checked. Only a prefix of each file is read, the
+// header and at most as much again (but at least 1 MiB where there is that much); payload is never looked at.
 #pragma once
 
 #include <array>
@@ -46,9 +47,16 @@ struct FileEntry {
     uint64_t data_offset = 0;  // where tensor data begins
 };
 
-// Scalars and strings are kept; of arrays only the element count is kept, except for short integer arrays (at most
-// 1024 elements), which hold per-layer values.
-using MetaValue = std::variant<uint64_t, int64_t, double, bool, std::string, std::vector<int64_t>>;
+// A value of which only the length is kept.
+struct Omitted {
+    uint64_t length = 0;  // elements of an array, bytes of a string
+};
+
+// Scalars and strings (up to 1 MiB) are kept as they are; of arrays only the length is kept, except for short arrays of
+// integers or booleans (at most 1024 elements), which hold per-layer values.
+using MetaValue = std::variant<uint64_t, int64_t, double, bool, std::string, std::vector<int64_t>, Omitted>;
+
+struct ParsedHeader;
 
 class GgufIndex {
   public:
@@ -56,22 +64,27 @@ class GgufIndex {
     // A shard that is missing, renamed, duplicated, from another set or truncated is named in the error.
     static Result<GgufIndex> open(const std::string& path);
 
+    // The last step of open: an index from headers already parsed, headers[i] being that of files[i] (same count, at
+    // least one). Metadata are those of the first. Checks tensors against their file's size and against each other.
+    static Result<GgufIndex> assemble(std::vector<FileEntry> files, std::vector<ParsedHeader> headers);
+
     [[nodiscard]] const std::vector<FileEntry>& files() const { return files_; }
     [[nodiscard]] const std::vector<TensorEntry>& tensors() const { return tensors_; }
     [[nodiscard]] const TensorEntry* find(std::string_view tensor_name) const;
 
-    // general.architecture; "" when absent (a shard set's or a vocabulary file's oddity).
+    // general.architecture; "" when absent.
     [[nodiscard]] std::string architecture() const;
     // nullptr when absent.
     [[nodiscard]] const MetaValue* meta(std::string_view key) const;
-    // "<architecture>.<key>" as an unsigned number; of a per-layer array the largest element.
+    // "<architecture>.<key>" as an unsigned number; of a per-layer array the largest element. nullopt when absent,
+    // negative or not an integer.
     [[nodiscard]] std::optional<uint64_t> arch_number(std::string_view key) const;
     // Bytes before tensor data, over all files.
     [[nodiscard]] uint64_t header_bytes() const;
 
   private:
     std::vector<FileEntry> files_;
-    std::vector<TensorEntry> tensors_;                // in file order
+    std::vector<TensorEntry> tensors_;  // by file, then in the order of its table
     std::map<std::string, size_t, std::less<>> by_name_;
     std::map<std::string, MetaValue, std::less<>> meta_;
 };
@@ -80,13 +93,29 @@ class GgufIndex {
 // `head` is a prefix of the file; needs_more says that the prefix was too short to hold the whole header.
 struct ParsedHeader {
     std::map<std::string, MetaValue, std::less<>> meta;
-    std::vector<TensorEntry> tensors;  // offsets already absolute, not yet checked against the file size
+    // Each is sound in itself (shape, type, alignment; offset + bytes does not overflow) and its offset is absolute;
+    // none is checked against the file's size or the others yet, and `file` is not set.
+    std::vector<TensorEntry> tensors;
     uint64_t data_offset = 0;
 };
 struct ParseOutcome {
     bool needs_more = false;
     ParsedHeader header;
 };
+// Errors do not know the path: they are sentences to be put behind "PATH: ".
 Result<ParseOutcome> parse_gguf_header(std::string_view head);
+
+// What a header may ask for at most. Far above any real model, far below what would exhaust a machine.
+inline constexpr uint64_t kMaxTensors = 1'000'000;  // of a whole split set
+inline constexpr uint64_t kMaxMetaPairs = 100'000;
+inline constexpr uint64_t kMaxKeyLength = 65'535;
+inline constexpr uint64_t kMaxNameLength = 255;  // of a tensor; ggml itself stops at 63
+inline constexpr uint64_t kMaxStringLength = uint64_t{64} << 20U;
+inline constexpr uint64_t kMaxKeptString = uint64_t{1} << 20U;
+inline constexpr uint64_t kMaxArrayLength = uint64_t{1} << 28U;
+inline constexpr uint64_t kMaxKeptArray = 1024;
+inline constexpr uint32_t kMaxDims = 4;
+inline constexpr uint64_t kMaxAlignment = uint64_t{1} << 30U;
+inline constexpr uint64_t kMaxHeaderBytes = uint64_t{256} << 20U;
 
 }  // namespace sluice::model
