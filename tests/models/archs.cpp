@@ -373,7 +373,7 @@ Status plan_gemma4(Plan& p) {
         if (is_local(i)) p.matrix(block(i, "attn_v.weight"), {n.embd, kv});
         p.matrix(block(i, "attn_output.weight"), {head * n.heads, n.embd});
         // Attention is not scaled here, the gains of these norms do it.
-        head_norms(p, i, head, std::pow(static_cast<float>(head), -0.25F));
+        head_norms(p, i, head, 1.0F / std::sqrt(std::sqrt(static_cast<float>(head))));
         p.norm(block(i, "post_attention_norm.weight"), n.embd);
         p.norm(block(i, "ffn_norm.weight"), n.embd);
         dense_ffn(p, i);

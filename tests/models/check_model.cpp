@@ -69,7 +69,20 @@ std::string piece_of(const llama_vocab* vocab, llama_token token) {
     return piece;
 }
 
-Status check(const std::string& path, bool verbose) {
+// What a terminal can show of it.
+std::string printable(const std::string& text) {
+    std::string out;
+    for (const char c : text) {
+        if (c >= ' ' && c <= '~') {
+            out += c;
+        } else {
+            out += fmt::format("\\x{:02x}", static_cast<uint8_t>(c));
+        }
+    }
+    return out;
+}
+
+Status check(const std::string& path) {
     llama_model_params model_params = llama_model_default_params();
     model_params.n_gpu_layers = 0;
     // Repacked weights are the machine's business (and AMX's kernels that of the compiler), not the model's.
@@ -135,10 +148,8 @@ Status check(const std::string& path, bool verbose) {
         if (experts.size() < 3)
             return error(Code::corrupt, "{}: layer {} uses {} experts", path, layer, experts.size());
     }
-    if (verbose) {
-        fmt::print("{}: logit deviation {:.2f}, {} tokens said \"{}\", experts used by layer{}\n", path, deviation,
-                   said.size(), answer, routing);
-    }
+    fmt::print("{}: logit deviation {:.2f}, {} tokens said \"{}\", experts used by layer{}\n", path, deviation,
+               said.size(), printable(answer), routing);
     return {};
 }
 
@@ -160,7 +171,7 @@ int main(int argc, char** argv) {
     llama_backend_init();
     int failures = 0;
     for (int i = 1; i < argc; ++i) {
-        if (const Status status = check(argv[i], true); !status) {
+        if (const Status status = check(argv[i]); !status) {
             fmt::print(stderr, "sluice-check-model: {}\n", status.message());
             ++failures;
         }
