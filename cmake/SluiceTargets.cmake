@@ -2,6 +2,9 @@
 
 set(SLUICE_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Wold-style-cast -Wcast-align
                     -Woverloaded-virtual -Werror)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    list(APPEND SLUICE_WARNINGS -Wno-restrict)  # false alarms on std::string concatenation (GCC bug 105651)
+endif()
 
 # Flags of our own targets only: llama.cpp's headers are system headers to us.
 function(sluice_flags target)

@@ -20,7 +20,11 @@ PACKAGES=(build-essential cmake ninja-build pkg-config git ca-certificates nodej
           liburing-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libssl-dev
           libgtest-dev libgmock-dev libbenchmark-dev clang clang-format clang-tidy)
 
-LLAMA_OPTIONS=(-DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF
+# AMX is left out: GCC 12, Debian 12's compiler, drops the stores that fill ggml's tile configuration, and the result dies
+# of an illegal instruction in the first matrix product on any processor that has AMX.
+NO_AMX='-U__AMX_TILE__ -U__AMX_INT8__ -U__AMX_BF16__'
+LLAMA_OPTIONS=("-DCMAKE_C_FLAGS=$NO_AMX" "-DCMAKE_CXX_FLAGS=$NO_AMX"
+               -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=ON -DGGML_OPENMP=OFF -DGGML_CCACHE=OFF
                -DLLAMA_BUILD_IS_DEV=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF
                -DLLAMA_BUILD_UI=ON -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=ON)
 LLAMA_TARGETS=(llama-cli llama-server llama-bench llama-perplexity llama-quantize llama-completion llama-gguf-split)

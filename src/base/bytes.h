@@ -28,7 +28,9 @@ inline std::optional<uint64_t> checked_mul(uint64_t a, uint64_t b) {
     return r;
 }
 
-inline constexpr bool is_power_of_two(uint64_t n) { return n != 0 && (n & (n - 1)) == 0; }
+inline constexpr bool is_power_of_two(uint64_t n) {
+    return n != 0 && (n & (n - 1)) == 0;
+}
 
 // `alignment` is a power of two.
 inline constexpr uint64_t align_down(uint64_t n, uint64_t alignment) {
@@ -42,7 +44,9 @@ inline constexpr uint64_t align_up(uint64_t n, uint64_t alignment) {
     return align_down(n + alignment - 1, alignment);
 }
 
-inline double to_mib(uint64_t bytes) { return static_cast<double>(bytes) / static_cast<double>(MiB); }
+inline double to_mib(uint64_t bytes) {
+    return static_cast<double>(bytes) / static_cast<double>(MiB);
+}
 
 // "512 B", "12.3 KiB", "4.0 MiB", "17.28 GiB".
 std::string human_bytes(uint64_t bytes);

@@ -18,9 +18,17 @@ std::atomic<LogSink> g_sink{to_stderr};
 
 }  // namespace
 
-void set_log_level(LogLevel level) { g_level.store(level, std::memory_order_relaxed); }
-LogLevel log_level() { return g_level.load(std::memory_order_relaxed); }
-void set_log_sink(LogSink sink) { g_sink.store(sink != nullptr ? sink : to_stderr); }
-void log_line(LogLevel level, const std::string& line) { g_sink.load()(level, line); }
+void set_log_level(LogLevel level) {
+    g_level.store(level, std::memory_order_relaxed);
+}
+LogLevel log_level() {
+    return g_level.load(std::memory_order_relaxed);
+}
+void set_log_sink(LogSink sink) {
+    g_sink.store(sink != nullptr ? sink : to_stderr);
+}
+void log_line(LogLevel level, const std::string& line) {
+    g_sink.load()(level, line);
+}
 
 }  // namespace sluice

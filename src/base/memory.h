@@ -41,4 +41,7 @@ class Region {
 
 size_t page_size();
 
+// The largest alignment of direct I/O that memory of ours satisfies.
+inline constexpr size_t kDirectAlign = 4096;
+
 }  // namespace sluice

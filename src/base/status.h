@@ -57,8 +57,10 @@ Status error(Code code, fmt::format_string<Args...> format, Args&&... args) {
 template <typename T>
 class [[nodiscard]] Result {
   public:
-    Result(T value) : value_(std::move(value)) {}                                // NOLINT(google-explicit-constructor)
-    Result(Status status) : status_(std::move(status)) { assert(!status_.ok()); }  // NOLINT(google-explicit-constructor)
+    Result(T value) : value_(std::move(value)) {}  // NOLINT(google-explicit-constructor)
+    Result(Status status) : status_(std::move(status)) {
+        assert(!status_.ok());
+    }  // NOLINT(google-explicit-constructor)
 
     [[nodiscard]] bool ok() const { return value_.has_value(); }
     explicit operator bool() const { return ok(); }

@@ -29,7 +29,8 @@ TEST(Bytes, ParseTakesWhatAUserTypes) {
 }
 
 TEST(Bytes, ParseRefusesTheRest) {
-    for (const char* text : {"", "-1", "12x", "abc", "1e3", "inf", "nan", "0x10", " 5", "5 ", "G", "1.2.3", "99999999999G"}) {
+    for (const char* text :
+         {"", "-1", "12x", "abc", "1e3", "inf", "nan", "0x10", " 5", "5 ", "G", "1.2.3", "99999999999G"}) {
         EXPECT_EQ(parse_bytes(text, MiB), std::nullopt) << '"' << text << '"';
     }
 }

@@ -1,0 +1,81 @@
+// Sluice: Mixture-of-Experts models bigger than memory, streamed from disk, inside unmodified llama.cpp.
+//
+// The public interface of libsluice. A program that already uses llama.h calls sluice::start() once, before it loads a
+// model, and changes nothing else: the experts of every MoE model that llama.cpp then loads live in Sluice's cache.
+// Load models with the default load mode (mmap), on the CPU.
+//
+// Errors are values; nothing here throws. All functions are thread-safe unless said otherwise.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#if defined(__GNUC__)
+#define SLUICE_API __attribute__((visibility("default")))
+#else
+#define SLUICE_API
+#endif
+
+namespace sluice {
+
+enum class DenseWeights {
+    anon,  // read once with direct I/O into memory of our own: memory pressure cannot drop them
+    warm,  // left in the page cache, read ahead at load
+    mmap,  // left in the page cache, read as they are touched
+};
+
+enum class IoEngine { automatic, io_uring, pread };
+
+enum class Verbosity { error, warn, info, debug };
+
+// Every field is also a command line flag and an environment variable; options.md lists all three.
+struct Config {
+    std::optional<uint64_t> cache_bytes;  // memory for experts; unset: chosen from what is free when the first token runs
+    unsigned io_threads = 8;              // reads in flight, 1..64
+    IoEngine io_engine = IoEngine::automatic;
+    bool direct_io = true;
+    DenseWeights dense_weights = DenseWeights::anon;
+    Verbosity verbosity = Verbosity::info;
+};
+
+// Where one phase of all runs so far spent its bytes. Of graphs over one token (decode) or more (prefill).
+struct PhaseStats {
+    uint64_t tokens = 0;
+    uint64_t lookups = 0;         // distinct experts, per layer and graph
+    uint64_t hits = 0;
+    uint64_t bytes_read = 0;      // expert bytes that were missing
+    uint64_t bytes_physical = 0;  // bytes asked of the drive for them
+    double read_wait_ms = 0;      // compute stood still
+    double repack_ms = 0;
+};
+
+struct Stats {
+    PhaseStats prefill, decode;
+    uint64_t cache_bytes = 0;  // slots in use or not; 0 before the first token
+    uint64_t slots = 0, experts = 0, experts_resident = 0;
+    uint64_t evictions = 0, rereads = 0;
+    uint64_t dense_bytes = 0;  // read into our own memory at load
+};
+
+// Registers Sluice with ggml. Calling it again before a model is loaded replaces the configuration. On failure returns
+// false and says why: another llama.cpp version than this library was built for, or a value out of range.
+[[nodiscard]] SLUICE_API bool start(const Config& config, std::string* error);
+
+// Reads the SLUICE_... environment into `config`. False, with the reason, for a value that does not parse or a
+// variable that does not exist.
+[[nodiscard]] SLUICE_API bool config_from_environment(Config* config, std::string* error);
+
+// Summed over all loaded models.
+SLUICE_API Stats stats();
+// Starts all counts of stats() anew.
+SLUICE_API void reset_stats();
+// Why the last llama_decode failed, if it failed inside Sluice; empty otherwise.
+SLUICE_API std::string last_error();
+
+// "0.1.0".
+SLUICE_API const char* version();
+// The llama.cpp and ggml that this library works with: "llama.cpp v0.5.0 (ggml 0.25.1)".
+SLUICE_API const char* llama_version_needed();
+
+}  // namespace sluice

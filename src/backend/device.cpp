@@ -1,0 +1,485 @@
+#include "backend/device.h"
+
+#include <ggml-backend-impl.h>
+#include <ggml-cpu.h>
+
+#include <algorithm>
+#include <cstring>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "backend/claims.h"
+#include "backend/cpu_hooks.h"
+#include "backend/dense.h"
+#include "backend/host_flags.h"
+#include "backend/mapping.h"
+#include "backend/model_state.h"
+#include "base/log.h"
+#include "exec/moe_executor.h"
+
+namespace sluice::backend {
+namespace {
+
+constexpr const char* kName = "SLUICE";
+
+// ---- process-wide state
+
+struct Global {
+    std::mutex mutex;
+    Config config;
+    Status config_error;
+    Status load_error;  // why the last buffer was refused; the next context says it again
+    // Models by the identity of their first file and form of slots; a model lives as long as its buffers.
+    std::map<std::tuple<uint64_t, uint64_t, bool>, std::weak_ptr<ModelState>> models;
+    std::string compute_error;
+};
+
+Global& global() {
+    static Global g;
+    return g;
+}
+
+Config current_config() {
+    const std::lock_guard<std::mutex> lock(global().mutex);
+    return global().config;
+}
+
+Result<std::shared_ptr<ModelState>> model_of(const std::string& path, bool repack) {
+    Global& g = global();
+    const std::lock_guard<std::mutex> lock(g.mutex);
+    if (!g.config_error.ok()) return g.config_error;
+    auto index = model::GgufIndex::open(path);
+    if (!index.ok()) return index.status();
+    const model::FileEntry& first = index->files()[0];
+    std::weak_ptr<ModelState>& known = g.models[{first.device, first.inode, repack}];
+    if (auto model = known.lock()) return model;
+    auto model = ModelState::open(path, g.config, repack);
+    if (model.ok()) known = *model;
+    return model;
+}
+
+ggml_backend_buffer_t refuse_buffer(const Status& status) {
+    log(LogLevel::error, "{}", status.message());
+    return nullptr;
+}
+
+// ---- buffer of experts: it lies over the loader's mapping, and nothing ever reads through it
+
+struct ExpertBuffer {
+    std::shared_ptr<ModelState> model;
+    void* base = nullptr;
+    std::byte* mapping_begin = nullptr;
+    uint64_t mapping_offset = 0;
+};
+
+ggml_backend_buffer_type* buffer_type();
+
+bool on_us(const ggml_tensor* t) { return t->buffer != nullptr && t->buffer->buft == buffer_type(); }
+
+const exec::WeightRef* weight_of(const ggml_tensor* t) {
+    return on_us(t) ? static_cast<const exec::WeightRef*>(t->extra) : nullptr;
+}
+
+void expert_free(ggml_backend_buffer_t b) { delete static_cast<ExpertBuffer*>(b->context); }
+void* expert_base(ggml_backend_buffer_t b) { return static_cast<ExpertBuffer*>(b->context)->base; }
+
+ggml_status expert_init_tensor(ggml_backend_buffer_t b, ggml_tensor* t) {
+    const auto* buffer = static_cast<ExpertBuffer*>(b->context);
+    if (t->view_src != nullptr) {
+        t->extra = t->view_src->extra;
+        return GGML_STATUS_SUCCESS;
+    }
+    const model::TensorEntry* entry = buffer->model->index().find(t->name);
+    const exec::WeightRef* weight = buffer->model->weight(t->name);
+    const uint64_t offset =
+        buffer->mapping_offset + static_cast<uint64_t>(static_cast<std::byte*>(t->data) - buffer->mapping_begin);
+    // The index and the loader have each read the file: they must agree before one byte is trusted.
+    if (entry == nullptr || weight == nullptr || entry->offset != offset || entry->bytes != ggml_nbytes(t) ||
+        entry->type != static_cast<model::TypeId>(t->type)) {
+        const std::lock_guard<std::mutex> lock(global().mutex);
+        global().load_error = error(Code::internal, "{} does not lie where the model's header says (offset {})", t->name, offset);
+        log(LogLevel::error, "{}", global().load_error.message());
+        return GGML_STATUS_FAILED;
+    }
+    t->extra = const_cast<exec::WeightRef*>(weight);
+    return GGML_STATUS_SUCCESS;
+}
+
+// Somebody wants an expert's bytes as such (none of the stock tools does): the mapping still has them.
+void expert_get_tensor(ggml_backend_buffer_t, const ggml_tensor* t, void* data, size_t offset, size_t size) {
+    std::memcpy(data, static_cast<const std::byte*>(t->data) + offset, size);
+}
+// The weights of a model file cannot be written.
+void expert_set_tensor(ggml_backend_buffer_t, ggml_tensor* t, const void*, size_t, size_t) {
+    log(LogLevel::error, "{} is streamed from its file and cannot be changed", t->name);
+}
+void expert_memset_tensor(ggml_backend_buffer_t b, ggml_tensor* t, uint8_t, size_t, size_t) {
+    expert_set_tensor(b, t, nullptr, 0, 0);
+}
+void expert_clear(ggml_backend_buffer_t, uint8_t) {}
+
+ggml_backend_buffer_i expert_buffer_interface() {
+    ggml_backend_buffer_i i{};
+    i.free_buffer = expert_free;
+    i.get_base = expert_base;
+    i.init_tensor = expert_init_tensor;
+    i.memset_tensor = expert_memset_tensor;
+    i.set_tensor = expert_set_tensor;
+    i.get_tensor = expert_get_tensor;
+    i.clear = expert_clear;
+    return i;
+}
+
+ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t, void* pointer, size_t size, size_t) {
+    if (Status s = check_own_host_flags(); !s.ok()) return refuse_buffer(s);
+    auto mapping = find_mapping(pointer);
+    if (!mapping.ok()) return refuse_buffer(mapping.status());
+    auto model = model_of(mapping->path, current_load().repack);
+    if (!model.ok()) return refuse_buffer(model.status());
+    return ggml_backend_buffer_init(buffer_type(), expert_buffer_interface(),
+                                    new ExpertBuffer{std::move(*model), pointer, mapping->begin, mapping->offset}, size);
+}
+
+// Where the CPU backend is given a mapping: dense weights of a MoE model, or a model that is none of our business.
+ggml_backend_buffer_t dense_hook(ggml_backend_buffer_t original, void* pointer, size_t) {
+    auto mapping = find_mapping(pointer);
+    if (!mapping.ok()) return original;
+    auto model = model_of(mapping->path, current_load().repack);
+    if (!model.ok()) {
+        if (model.status().code() == Code::unsupported) {
+            restore_read_ahead(*mapping);
+            return original;
+        }
+        ggml_backend_buffer_free(original);
+        return refuse_buffer(model.status());
+    }
+    const Config config = current_config();
+    advise_dense(**model, *mapping, config.dense_weights);
+    if (config.dense_weights == DenseWeights::anon) {
+        if (Status s = adopt_dense_buffer(original, *model, *mapping, config); !s.ok()) {
+            ggml_backend_buffer_free(original);
+            return refuse_buffer(s);
+        }
+    }
+    return original;
+}
+
+// ---- buffer type
+
+const char* buft_name(ggml_backend_buffer_type_t) { return kName; }
+size_t buft_alignment(ggml_backend_buffer_type_t) { return 64; }
+bool buft_is_host(ggml_backend_buffer_type_t) { return false; }
+
+ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t type, size_t size) {
+    // Sizes of zero come from passes that only ask what would be needed.
+    if (size > 0) {
+        return refuse_buffer(error(Code::unsupported,
+                                   "the model is being loaded without mmap, which would read every expert into memory; use "
+                                   "load mode mmap, the default"));
+    }
+    return ggml_backend_buffer_init(type, expert_buffer_interface(), new ExpertBuffer{}, 0);
+}
+
+// ---- backend: one per llama context
+
+struct Context {
+    ggml_backend_t cpu = nullptr;
+    std::unique_ptr<exec::MoeExecutor> executor;
+    int n_threads = 0;
+    ggml_threadpool_t own_pool = nullptr;  // only while the context has attached none
+    int own_pool_threads = 0;
+    ggml_backend_t lent_to = nullptr;
+};
+
+template <typename F>
+F cpu_function(const char* name) {
+    return reinterpret_cast<F>(cpu_proc(name));
+}
+
+const char* backend_name(ggml_backend_t) { return kName; }
+
+void drop_own_pool(Context& c) {
+    if (c.own_pool == nullptr) return;
+    lend_pool(c.lent_to, nullptr);
+    c.lent_to = nullptr;
+    if (const auto set = cpu_function<decltype(&ggml_backend_cpu_set_threadpool)>("ggml_backend_cpu_set_threadpool")) set(c.cpu, nullptr);
+    if (const auto free_pool = cpu_function<decltype(&ggml_threadpool_free)>("ggml_threadpool_free")) free_pool(c.own_pool);
+    c.own_pool = nullptr;
+}
+
+void backend_free(ggml_backend_t b) {
+    auto* c = static_cast<Context*>(b->context);
+    c->executor.reset();
+    drop_own_pool(*c);
+    ggml_backend_free(c->cpu);
+    delete c;
+    delete b;
+}
+
+ggml_status backend_compute(ggml_backend_t b, ggml_cgraph* graph) {
+    auto* c = static_cast<Context*>(b->context);
+    const ggml_status status = c->executor->compute(graph);
+    if (status == GGML_STATUS_FAILED) {
+        const std::lock_guard<std::mutex> lock(global().mutex);
+        global().compute_error = c->executor->last_error().message();
+    }
+    return status;
+}
+
+// Called right before every graph, after the context has attached its pool (or none). All of a context's computing
+// shares one pool: its own if it has one, else one of ours that its CPU backend borrows. Two pools would spin against
+// each other on the same cores.
+void backend_set_n_threads(ggml_backend_t b, int n) {
+    auto* c = static_cast<Context*>(b->context);
+    if (n != c->n_threads) {
+        c->n_threads = n;
+        if (const auto set = cpu_function<ggml_backend_set_n_threads_t>("ggml_backend_set_n_threads")) set(c->cpu, n);
+    }
+    const auto set_pool = cpu_function<decltype(&ggml_backend_cpu_set_threadpool)>("ggml_backend_cpu_set_threadpool");
+    if (set_pool == nullptr) return;
+    const AttachedPool attached = attached_pool();
+    if (attached.pool != nullptr) {
+        drop_own_pool(*c);
+        set_pool(c->cpu, attached.pool);
+        return;
+    }
+    if (n > c->own_pool_threads || c->own_pool == nullptr) {
+        const auto new_pool = cpu_function<decltype(&ggml_threadpool_new)>("ggml_threadpool_new");
+        if (new_pool == nullptr) return;
+        drop_own_pool(*c);
+        ggml_threadpool_params params = ggml_threadpool_params_default(n);
+        c->own_pool = new_pool(&params);
+        c->own_pool_threads = n;
+        if (c->own_pool == nullptr) return;
+        set_pool(c->cpu, c->own_pool);
+    }
+    c->lent_to = attached.cpu;
+    lend_pool(attached.cpu, c->own_pool);
+}
+
+void backend_set_abort_callback(ggml_backend_t b, ggml_abort_callback callback, void* data) {
+    const auto* c = static_cast<Context*>(b->context);
+    if (const auto set = cpu_function<ggml_backend_set_abort_callback_t>("ggml_backend_set_abort_callback")) {
+        set(c->cpu, callback, data);
+    }
+}
+
+ggml_guid_t backend_guid() {
+    static ggml_guid guid = {0x53, 0x6c, 0x75, 0x69, 0x63, 0x65, 0x4d, 0x6f, 0x45, 0x21, 0x8a, 0x1f, 0x03, 0x77, 0xc2, 0x5e};
+    return &guid;
+}
+
+ggml_backend_device* inner_device();
+
+ggml_backend_t init_backend(ggml_backend_dev_t, const char*) {
+    {
+        const std::lock_guard<std::mutex> lock(global().mutex);
+        Status failed = !global().config_error.ok() ? global().config_error : global().load_error;
+        global().load_error = Status();
+        if (failed.ok()) failed = take_dense_error();
+        if (!failed.ok()) {
+            log(LogLevel::error, "{}", failed.message());
+            return nullptr;
+        }
+    }
+    ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    if (cpu == nullptr) return nullptr;
+    auto* context = new Context();
+    context->cpu = cpu;
+    context->executor = std::make_unique<exec::MoeExecutor>(cpu, weight_of);
+    ggml_backend_i i{};
+    i.get_name = backend_name;
+    i.free = backend_free;
+    i.graph_compute = backend_compute;
+    return new ggml_backend{backend_guid(), i, inner_device(), context};
+}
+
+// ---- devices. The registered one has our buffer type as default, so that weights come to us; the one behind a backend
+// has plain host memory as default, so that what we compute is never copied.
+
+const char* device_name(ggml_backend_dev_t) { return kName; }
+const char* device_description(ggml_backend_dev_t) { return "experts streamed from disk"; }
+void device_memory(ggml_backend_dev_t, size_t* free, size_t* total) { *free = *total = 0; }
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
+
+void device_props(ggml_backend_dev_t d, ggml_backend_dev_props* props) {
+    *props = {};
+    props->name = device_name(d);
+    props->description = device_description(d);
+    props->type = device_type(d);
+    props->caps.buffer_from_host_ptr = true;
+    props->caps.mmap_support = true;
+}
+
+ggml_backend_buffer_type_t outer_buffer_type(ggml_backend_dev_t) { return buffer_type(); }
+ggml_backend_buffer_type_t inner_buffer_type(ggml_backend_dev_t) {
+    return ggml_backend_dev_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+}
+
+bool device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
+    return type == buffer_type() || ggml_backend_buft_is_host(type);
+}
+
+// Asked by the loader, weight by weight, whether it may live in our buffer.
+bool outer_supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
+    const ggml_tensor* weight = op->src[0];
+    if (weight == nullptr || !on_us(weight)) return false;
+    int layer = 0;
+    model::Component component = model::Component::gate;
+    std::string group;
+    if (op->op == GGML_OP_MUL_MAT_ID && model::parse_expert_tensor_name(weight->name, layer, component, group)) {
+        return op->src[1]->type == GGML_TYPE_F32;
+    }
+    // Not ours; but if it goes to a repacking buffer, it will be read through the mapping and wants read-ahead.
+    if (choosing_with_extra() && (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID)) {
+        note_weight(weight->name, extra_buffer_type_for(const_cast<ggml_tensor*>(op)) != nullptr);
+    }
+    return false;
+}
+
+bool inner_supports_op(ggml_backend_dev_t, const ggml_tensor* op) { return is_ours(op, on_us); }
+
+ggml_backend_device_i device_interface(bool outer) {
+    ggml_backend_device_i i{};
+    i.get_name = device_name;
+    i.get_description = device_description;
+    i.get_memory = device_memory;
+    i.get_type = device_type;
+    i.get_props = device_props;
+    i.init_backend = init_backend;
+    i.get_buffer_type = outer ? outer_buffer_type : inner_buffer_type;
+    i.buffer_from_host_ptr = outer ? buffer_from_host_ptr : nullptr;
+    i.supports_op = outer ? outer_supports_op : inner_supports_op;
+    i.supports_buft = device_supports_buft;
+    return i;
+}
+
+// ---- registry
+
+const char* reg_name(ggml_backend_reg_t) { return kName; }
+size_t reg_device_count(ggml_backend_reg_t) { return 1; }
+ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t index);
+
+void* reg_proc(ggml_backend_reg_t, const char* name) {
+    if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) return reinterpret_cast<void*>(backend_set_n_threads);
+    if (std::strcmp(name, "ggml_backend_set_abort_callback") == 0) return reinterpret_cast<void*>(backend_set_abort_callback);
+    return nullptr;
+}
+
+ggml_backend_reg* registry() {
+    static ggml_backend_reg reg{GGML_BACKEND_API_VERSION, {reg_name, reg_device_count, reg_device, reg_proc}, nullptr};
+    return &reg;
+}
+
+ggml_backend_device* outer_device() {
+    static ggml_backend_device device{device_interface(true), registry(), nullptr};
+    return &device;
+}
+
+ggml_backend_device* inner_device() {
+    static ggml_backend_device device{device_interface(false), registry(), nullptr};
+    return &device;
+}
+
+ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t) { return outer_device(); }
+
+ggml_backend_buffer_type* buffer_type() {
+    static ggml_backend_buffer_type type{{buft_name, buft_alloc, buft_alignment, nullptr, nullptr, buft_is_host},
+                                         outer_device(), nullptr};
+    return &type;
+}
+
+LogLevel level_of(Verbosity v) {
+    switch (v) {
+        case Verbosity::error: return LogLevel::error;
+        case Verbosity::warn: return LogLevel::warn;
+        case Verbosity::info: return LogLevel::info;
+        case Verbosity::debug: return LogLevel::debug;
+    }
+    return LogLevel::info;
+}
+
+void add(PhaseStats& sum, const trace::PhaseCounters& c) {
+    sum.tokens += c.tokens;
+    sum.lookups += c.lookups;
+    sum.hits += c.hits;
+    sum.bytes_read += c.logical_bytes;
+    sum.bytes_physical += c.physical_bytes;
+    sum.read_wait_ms += static_cast<double>(c.read_wait) / 1e6;
+    sum.repack_ms += static_cast<double>(c.convert) / 1e6;
+}
+
+// Every model that is loaded now.
+std::vector<std::shared_ptr<ModelState>> live_models() {
+    const std::lock_guard<std::mutex> lock(global().mutex);
+    std::vector<std::shared_ptr<ModelState>> models;
+    for (const auto& [key, weak] : global().models) {
+        if (auto model = weak.lock()) models.push_back(std::move(model));
+    }
+    return models;
+}
+
+}  // namespace
+
+Result<ggml_backend_reg_t> make_registry() {
+    if (std::strcmp(ggml_version(), SLUICE_GGML_VERSION) != 0) {
+        return error(Code::unsupported, "this Sluice was built for llama.cpp v{} (ggml {}), but the program runs ggml {}",
+                     SLUICE_LLAMA_VERSION, SLUICE_GGML_VERSION, ggml_version());
+    }
+    if (Status s = install_cpu_hooks(dense_hook); !s.ok()) return s;
+    return static_cast<ggml_backend_reg_t>(registry());
+}
+
+void set_config(const Config& config) {
+    const std::lock_guard<std::mutex> lock(global().mutex);
+    global().config = config;
+    global().config_error = Status();
+    set_log_level(level_of(config.verbosity));
+}
+
+void set_config_error(Status status) {
+    const std::lock_guard<std::mutex> lock(global().mutex);
+    global().config_error = std::move(status);
+}
+
+Stats collect_stats() {
+    Stats sum;
+    for (const auto& model : live_models()) {
+        exec::ModelRuntime& runtime = model->runtime();
+        const std::lock_guard<std::mutex> lock(runtime.mutex);
+        add(sum.prefill, runtime.counters.prefill);
+        add(sum.decode, runtime.counters.decode);
+        sum.cache_bytes += runtime.counters.cache_bytes;
+        sum.slots += runtime.counters.slots;
+        sum.experts += runtime.counters.records;
+        if (runtime.fetcher != nullptr) {
+            sum.experts_resident += runtime.fetcher->cache().n_resident();
+            sum.evictions += runtime.fetcher->cache().counters().evictions - runtime.counters.evictions;
+            sum.rereads += runtime.fetcher->cache().counters().rereads - runtime.counters.rereads;
+        }
+    }
+    sum.dense_bytes = dense_bytes_loaded();
+    return sum;
+}
+
+void reset_counters() {
+    for (const auto& model : live_models()) {
+        exec::ModelRuntime& runtime = model->runtime();
+        const std::lock_guard<std::mutex> lock(runtime.mutex);
+        runtime.counters.prefill = {};
+        runtime.counters.decode = {};
+        if (runtime.fetcher != nullptr) {
+            runtime.counters.evictions = runtime.fetcher->cache().counters().evictions;
+            runtime.counters.rereads = runtime.fetcher->cache().counters().rereads;
+        }
+    }
+}
+
+std::string last_compute_error() {
+    const std::lock_guard<std::mutex> lock(global().mutex);
+    return global().compute_error;
+}
+
+}  // namespace sluice::backend

@@ -1,0 +1,24 @@
+// Owns: Sluice as ggml sees it: registry, device, buffer type, backend.
+// Keeps: one registry per process; the configuration is fixed once the first model is loaded.
+#pragma once
+
+#include <ggml-backend.h>
+
+#include "base/status.h"
+#include "sluice/sluice.h"
+
+namespace sluice::backend {
+
+// Checks that this is the ggml that Sluice was built for and installs the hooks. Returns the registry; the same one
+// every time.
+Result<ggml_backend_reg_t> make_registry();
+
+void set_config(const Config& config);
+// A configuration that could not be read: every model load fails with this, since a plug-in cannot stop its host.
+void set_config_error(Status status);
+
+Stats collect_stats();
+void reset_counters();
+std::string last_compute_error();
+
+}  // namespace sluice::backend

@@ -1,0 +1,226 @@
+#include "backend/model_state.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cpu_hooks.h"
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "cache/budget.h"
+
+namespace sluice::backend {
+namespace {
+
+ggml_backend_dev_t cpu_device() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
+
+// A MUL_MAT_ID as a layer of this set would run it, for asking what the CPU backend does with such a weight.
+struct SampleNode {
+    explicit SampleNode(const model::ExpertTensor& t, uint32_t n_expert, uint32_t top_k) {
+        const ggml_init_params params{8 * ggml_tensor_overhead(), nullptr, true};
+        context = ggml_init(params);
+        weight = ggml_new_tensor_3d(context, static_cast<ggml_type>(t.type), static_cast<int64_t>(t.ne0),
+                                    static_cast<int64_t>(t.ne1), n_expert);
+        constexpr int64_t kTokens = 4;
+        ggml_tensor* x = ggml_new_tensor_3d(context, GGML_TYPE_F32, static_cast<int64_t>(t.ne0), top_k, kTokens);
+        ggml_tensor* ids = ggml_new_tensor_2d(context, GGML_TYPE_I32, top_k, kTokens);
+        node = ggml_mul_mat_id(context, weight, x, ids);
+    }
+    ~SampleNode() { ggml_free(context); }
+    SampleNode(const SampleNode&) = delete;
+    SampleNode& operator=(const SampleNode&) = delete;
+    ggml_context* context = nullptr;
+    ggml_tensor* weight = nullptr;
+    ggml_tensor* node = nullptr;
+};
+
+}  // namespace
+
+std::vector<ggml_backend_buffer_type_t> extra_buffer_types() {
+    std::vector<ggml_backend_buffer_type_t> types;
+    const auto get =
+        reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(cpu_proc("ggml_backend_dev_get_extra_bufts"));
+    if (get == nullptr) return types;
+    for (const ggml_backend_buffer_type_t* t = get(cpu_device()); t != nullptr && *t != nullptr; ++t) types.push_back(*t);
+    return types;
+}
+
+ggml_backend_buffer_type_t extra_buffer_type_for(ggml_tensor* op) {
+    // The loader asks in the same way: a buffer without memory of the type in question, then supports_op.
+    ggml_tensor* weight = op->src[0];
+    ggml_backend_buffer_t const saved = weight->buffer;
+    ggml_backend_buffer_type_t chosen = nullptr;
+    for (const ggml_backend_buffer_type_t type : extra_buffer_types()) {
+        weight->buffer = ggml_backend_buft_alloc_buffer(type, 0);
+        const bool supported = ggml_backend_dev_supports_op(cpu_device(), op);
+        ggml_backend_buffer_free(weight->buffer);
+        if (supported) {
+            chosen = type;
+            break;
+        }
+    }
+    weight->buffer = saved;
+    return chosen;
+}
+
+io::EngineOptions engine_options(const Config& config) {
+    io::EngineOptions options;
+    options.lanes = config.io_threads;
+    switch (config.io_engine) {
+        case IoEngine::automatic: options.kind = io::EngineKind::automatic; break;
+        case IoEngine::io_uring: options.kind = io::EngineKind::io_uring; break;
+        case IoEngine::pread: options.kind = io::EngineKind::pread; break;
+    }
+    return options;
+}
+
+uint32_t slots_wanted_at_once(const model::Geometry& geometry) { return std::max(1U, geometry.n_expert_used); }
+
+Result<std::shared_ptr<ModelState>> ModelState::open(const std::string& path, const Config& config, bool repack) {
+    std::shared_ptr<ModelState> state(new ModelState());
+    state->config_ = config;
+    state->repack_ = repack;
+    auto index = model::GgufIndex::open(path);
+    if (!index.ok()) return index.status();
+    state->index_ = std::move(*index);
+    auto geometry = model::derive_geometry(state->index_);
+    if (!geometry.ok()) return geometry.status();
+    state->geometry_ = std::move(*geometry);
+
+    std::string note;
+    auto store = store::RecordStore::open(state->index_, state->geometry_,
+                                          config.direct_io ? io::Access::direct : io::Access::buffered, &note);
+    if (!store.ok()) return store.status();
+    state->store_ = std::make_unique<store::RecordStore>(std::move(*store));
+    if (!note.empty()) log(LogLevel::warn, "{}", note);
+
+    auto engine = io::make_engine(engine_options(config));
+    if (!engine.ok()) return engine.status();
+    state->engine_ = std::move(engine->engine);
+    if (!engine->note.empty()) log(LogLevel::warn, "{}", engine->note);
+
+    if (Status s = state->choose_forms(); !s.ok()) return s;
+
+    // A cache that cannot hold one expert is refused here, before anything is read.
+    const auto shapes = sched::Fetcher::shapes(*state->store_, state->converted_);
+    if (config.cache_bytes) {
+        const auto layout = cache::plan_layout(shapes, *config.cache_bytes, slots_wanted_at_once(state->geometry_));
+        if (!layout.ok()) return layout.status();
+    }
+
+    exec::ModelRuntime& runtime = state->runtime_;
+    runtime.store = state->store_.get();
+    runtime.make_fetcher = [s = state.get()] { return s->make_fetcher(); };
+    runtime.counters.records = state->store_->n_records();
+    for (uint32_t set = 0; set < state->geometry_.sets.size(); ++set) {
+        const model::ExpertSet& es = state->geometry_.sets[set];
+        runtime.same_delta.emplace_back();
+        for (uint32_t c = 0; c < es.tensors.size(); ++c) {
+            const auto delta = [&](uint32_t e) {
+                return store::RecordStore::aligned(state->store_->extent(state->store_->record(set, e), c)).delta;
+            };
+            bool same = true;
+            for (uint32_t e = 1; e < es.n_expert; ++e) same = same && delta(e) == delta(0);
+            runtime.same_delta.back().push_back(same || state->converted_[set][c]);
+            state->weights_.emplace_back(state->index_.tensors()[es.tensors[c].tensor].name,
+                                         exec::WeightRef{&runtime, set, c});
+        }
+    }
+    std::sort(state->weights_.begin(), state->weights_.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+    return state;
+}
+
+ModelState::~ModelState() {
+    for (ggml_backend_buffer_t b : form_buffers_) ggml_backend_buffer_free(b);
+}
+
+const exec::WeightRef* ModelState::weight(const std::string& tensor_name) const {
+    const auto it = std::lower_bound(weights_.begin(), weights_.end(), tensor_name,
+                                     [](const auto& w, const std::string& name) { return w.first < name; });
+    return it != weights_.end() && it->first == tensor_name ? &it->second : nullptr;
+}
+
+// Slots hold exactly what stock would compute from: the file's bytes, or with repacking on the CPU backend's form.
+Status ModelState::choose_forms() {
+    for (const model::ExpertSet& set : geometry_.sets) {
+        runtime_.forms.emplace_back();
+        converted_.emplace_back();
+        for (const model::ExpertTensor& t : set.tensors) {
+            exec::WeightForm form;
+            if (repack_) {
+                const SampleNode sample(t, set.n_expert, std::min(std::max(1U, geometry_.n_expert_used), set.n_expert));
+                if (ggml_backend_buffer_type_t type = extra_buffer_type_for(sample.node)) {
+                    // One buffer per tensor, only to say of what type its data is and to give it its extra.
+                    form.buffer = ggml_backend_buft_alloc_buffer(type, ggml_backend_buft_get_alignment(type));
+                    if (form.buffer == nullptr) return error(Code::no_memory, "no memory for a repacking buffer");
+                    form_buffers_.push_back(form.buffer);
+                    sample.weight->buffer = form.buffer;
+                    sample.weight->data = ggml_backend_buffer_get_base(form.buffer);
+                    if (ggml_backend_buffer_init_tensor(form.buffer, sample.weight) != GGML_STATUS_SUCCESS) {
+                        return error(Code::unsupported, "the CPU backend refuses to repack {}",
+                                     index_.tensors()[t.tensor].name);
+                    }
+                    form.extra = sample.weight->extra;
+                }
+            }
+            runtime_.forms.back().push_back(form);
+            converted_.back().push_back(form.buffer != nullptr);
+        }
+    }
+    return {};
+}
+
+// Lets the CPU backend write its own form of one expert into a slot.
+void ModelState::convert(uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot) const {
+    const model::ExpertTensor& t = geometry_.sets[set].tensors[component];
+    ggml_tensor w{};
+    w.type = static_cast<ggml_type>(t.type);
+    w.ne[0] = static_cast<int64_t>(t.ne0);
+    w.ne[1] = static_cast<int64_t>(t.ne1);
+    w.ne[2] = w.ne[3] = 1;
+    w.nb[0] = ggml_type_size(w.type);
+    w.nb[1] = ggml_row_size(w.type, w.ne[0]);
+    w.nb[2] = w.nb[3] = w.nb[1] * static_cast<size_t>(w.ne[1]);
+    w.buffer = runtime_.forms[set][component].buffer;
+    w.extra = runtime_.forms[set][component].extra;
+    w.data = slot;
+    ggml_backend_tensor_set(&w, raw, 0, ggml_nbytes(&w));
+}
+
+Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
+    const auto shapes = sched::Fetcher::shapes(*store_, converted_);
+    const uint64_t full = cache::full_budget(shapes);
+    uint64_t budget = std::min(config_.cache_bytes.value_or(0), full);
+    std::string why = "as told";
+    if (config_.cache_bytes && *config_.cache_bytes >= full) why = "all experts fit";
+    if (!config_.cache_bytes) {
+        cache::AutoBudget chosen =
+            cache::choose_budget(cache::read_memory_room(""), cache::minimum_budget(shapes), full);
+        budget = chosen.bytes;
+        why = std::move(chosen.why);
+    }
+    sched::Fetcher::Options options;
+    options.budget = budget;
+    options.min_slots = slots_wanted_at_once(geometry_);
+    options.converted = converted_;
+    options.convert = [this](uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot, uint64_t) {
+        convert(set, component, raw, slot);
+    };
+    auto fetcher = sched::Fetcher::create(*store_, *engine_, SystemClock::instance(), std::move(options));
+    if (!fetcher.ok()) return fetcher;
+    const cache::Layout& layout = (*fetcher)->layout();
+    runtime_.counters.cache_bytes = layout.arena_bytes;
+    runtime_.counters.slots = (*fetcher)->cache().n_slots();
+    log(LogLevel::info, "expert cache {} for {} of {} experts ({}); a token needs {} of expert weights",
+        human_bytes(layout.arena_bytes), (*fetcher)->cache().n_slots(), store_->n_records(), why,
+        human_bytes(geometry_.cycle_bytes));
+    if (layout.arena_bytes < geometry_.cycle_bytes) {
+        log(LogLevel::warn,
+            "the cache is smaller than the {} that one token needs, so nearly every expert is read again for every token",
+            human_bytes(geometry_.cycle_bytes));
+    }
+    return fetcher;
+}
+
+}  // namespace sluice::backend

@@ -1,0 +1,63 @@
+// Owns: one loaded model as Sluice sees it: its index, its experts' places, its slots.
+// Keeps: it lives as long as any buffer of the model; everything but the runtime is fixed once the buffers are made.
+#pragma once
+
+#include <ggml-backend.h>
+#include <ggml.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "exec/model_runtime.h"
+#include "io/engine.h"
+#include "model/geometry.h"
+#include "sluice/sluice.h"
+#include "store/record_store.h"
+
+namespace sluice::backend {
+
+class ModelState {
+  public:
+    // Indexes the model that `path` belongs to. `repack`: the model is loaded with the CPU backend's extra buffer
+    // types, so slots hold what stock llama.cpp would compute from. Fails where the cache size cannot hold an expert.
+    static Result<std::shared_ptr<ModelState>> open(const std::string& path, const Config& config, bool repack);
+    ~ModelState();
+    ModelState(const ModelState&) = delete;
+    ModelState& operator=(const ModelState&) = delete;
+
+    [[nodiscard]] const model::GgufIndex& index() const { return index_; }
+    [[nodiscard]] const model::Geometry& geometry() const { return geometry_; }
+    [[nodiscard]] exec::ModelRuntime& runtime() { return runtime_; }
+    [[nodiscard]] bool repack() const { return repack_; }
+    // What a tensor of this name refers to; nullptr when it holds no experts.
+    [[nodiscard]] const exec::WeightRef* weight(const std::string& tensor_name) const;
+
+  private:
+    ModelState() = default;
+    Status choose_forms();
+    Result<std::unique_ptr<sched::Fetcher>> make_fetcher();
+    void convert(uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot) const;
+
+    Config config_;
+    bool repack_ = false;
+    model::GgufIndex index_;
+    model::Geometry geometry_;
+    std::unique_ptr<store::RecordStore> store_;
+    std::unique_ptr<io::Engine> engine_;
+    exec::ModelRuntime runtime_;
+    std::vector<std::vector<bool>> converted_;
+    std::vector<ggml_backend_buffer_t> form_buffers_;
+    std::vector<std::pair<std::string, exec::WeightRef>> weights_;  // sorted by name
+};
+
+// The extra buffer types of the CPU backend (repacked layouts), in its order of preference.
+std::vector<ggml_backend_buffer_type_t> extra_buffer_types();
+// Which of them stock llama.cpp would choose for a weight used by `op` (whose src[0] is the weight), or nullptr.
+ggml_backend_buffer_type_t extra_buffer_type_for(ggml_tensor* op);
+
+io::EngineOptions engine_options(const Config& config);
+uint32_t slots_wanted_at_once(const model::Geometry& geometry);
+
+}  // namespace sluice::backend

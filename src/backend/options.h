@@ -1,0 +1,42 @@
+// Owns: the one table of streaming options. A flag, its environment variable, its field, its help and its line in the
+// documentation all come from the same row.
+// Keeps: a text that does not parse is an error that names the option, the text and what would be right.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "sluice/sluice.h"
+
+namespace sluice::backend {
+
+struct Option {
+    const char* flag;          // "--cache-mb"
+    const char* variable;      // "SLUICE_CACHE_MB"
+    const char* value_name;    // "N"; nullptr for a switch
+    const char* default_text;  // as help shows it
+    const char* help;          // one or more sentences
+    // `text` is the value ("1" for a switch given as a flag).
+    Status (*set)(Config& config, std::string_view text);
+};
+
+std::span<const Option> options();
+const Option* find_option(std::string_view flag);
+
+// Takes our options out of a command line ("--flag value" and "--flag=value") and leaves the rest, in order, in
+// `arguments`. Everything after "--" is left alone.
+Status take_options(Config& config, std::vector<std::string>& arguments);
+
+// `environment` as in environ. A SLUICE_ variable that is neither an option nor one of the set-up's is an error.
+Status read_environment(Config& config, const char* const* environment);
+
+// Checks what single values cannot: ranges and combinations.
+Status validate(const Config& config);
+
+// The text for --help, wrapped at `width` columns.
+std::string options_help(size_t width);
+
+}  // namespace sluice::backend

@@ -1,0 +1,47 @@
+// Owns: what all contexts of one loaded model share while computing: its slots and the right to use them.
+// Keeps: one MoE block at a time touches the slots; whoever holds the lock holds all leases.
+#pragma once
+
+#include <ggml-backend.h>
+#include <ggml.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+#include "sched/fetcher.h"
+#include "store/record_store.h"
+#include "trace/counters.h"
+
+namespace sluice::exec {
+
+// How the slots of one expert tensor look to ggml.
+struct WeightForm {
+    // Set where slots hold a form of the CPU backend's own (repacked rows): nodes over them carry this buffer and
+    // extra. Both null: slots hold the file's bytes.
+    ggml_backend_buffer_t buffer = nullptr;
+    void* extra = nullptr;
+};
+
+struct ModelRuntime {
+    std::mutex mutex;
+    const store::RecordStore* store = nullptr;
+    // Made at the first block that needs it, when the context's own memory is already there to be counted.
+    std::function<Result<std::unique_ptr<sched::Fetcher>>()> make_fetcher;
+    std::unique_ptr<sched::Fetcher> fetcher;
+    std::vector<std::vector<WeightForm>> forms;      // [set][component]
+    std::vector<std::vector<bool>> same_delta;       // [set][component]: all experts sit equally deep in their slots
+    trace::Counters counters;                        // guarded by mutex
+    int first_layer_set = 0;                         // the set that counts tokens
+};
+
+// What an expert tensor of the graph refers to (ggml_tensor::extra of the weight points here).
+struct WeightRef {
+    ModelRuntime* runtime = nullptr;
+    uint32_t set = 0;
+    uint32_t component = 0;
+};
+
+}  // namespace sluice::exec

@@ -1,0 +1,488 @@
+#include "exec/moe_executor.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "base/bytes.h"
+#include "base/log.h"
+
+namespace sluice::exec {
+namespace {
+
+// More nodes than any block appends between two flushes; a fuller graph is simply computed earlier.
+constexpr size_t kMaxNodes = 2048;
+// Widest range of slots that one node may span. The kernel's bookkeeping grows with it (72 bytes written per slot and
+// call, plus 8 per slot and row reserved), and at this width it still costs less than one more node per expert.
+constexpr int64_t kMaxWindow = 2048;
+constexpr uint64_t kMaxWindowWork = 64 * MiB;
+// Rows gathered for computing experts one by one: enough to keep launches rare, small enough to stay in cache and budget.
+constexpr size_t kGatherBytes = 4 * MiB;
+// From this many rows of one expert on, ggml's IQ kernels use other arithmetic, but only over contiguous weights.
+constexpr int32_t kPanelRows = 8;
+
+bool has_panel_kernel(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_IQ1_S:
+        case GGML_TYPE_IQ1_M:
+        case GGML_TYPE_IQ2_XXS:
+        case GGML_TYPE_IQ2_XS:
+        case GGML_TYPE_IQ2_S:
+        case GGML_TYPE_IQ3_XXS:
+        case GGML_TYPE_IQ3_S:
+        case GGML_TYPE_IQ4_NL:
+        case GGML_TYPE_IQ4_XS: return true;
+        default: return false;
+    }
+}
+
+bool is_nothing(ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
+int32_t id_at(const ggml_tensor* ids, int64_t k, int64_t t) {
+    int32_t id = 0;
+    std::memcpy(&id, static_cast<const char*>(ids->data) + t * static_cast<int64_t>(ids->nb[1]) +
+                         k * static_cast<int64_t>(ids->nb[0]), sizeof id);
+    return id;
+}
+
+char* row_at(const ggml_tensor* t, int64_t i1, int64_t i2) {
+    return static_cast<char*>(t->data) + i1 * static_cast<int64_t>(t->nb[1]) + i2 * static_cast<int64_t>(t->nb[2]);
+}
+
+}  // namespace
+
+MoeExecutor::MoeExecutor(ggml_backend_t cpu, WeightLookup weight_of) : cpu_(cpu), weight_of_(weight_of) {
+    const ggml_init_params params{ggml_graph_overhead_custom(kMaxNodes, false) + ggml_tensor_overhead(), nullptr, true};
+    context_ = ggml_init(params);
+    graph_ = ggml_new_graph_custom(context_, kMaxNodes, false);
+}
+
+MoeExecutor::~MoeExecutor() { ggml_free(context_); }
+
+ggml_status MoeExecutor::compute(ggml_cgraph* graph) {
+    last_error_ = Status();
+    counted_runtime_ = nullptr;
+    counted_set_ = UINT32_MAX;
+    ggml_status status = run(graph);
+    if (status == GGML_STATUS_SUCCESS) status = flush();
+    ggml_graph_clear(graph_);
+    graph_has_work_ = false;
+    let_go();
+    return status;
+}
+
+ggml_status MoeExecutor::run(ggml_cgraph* graph) {
+    const int n = ggml_graph_n_nodes(graph);
+    for (int i = 0; i < n; ++i) {
+        ggml_tensor* node = ggml_graph_node(graph, i);
+        const WeightRef* weight = node->op == GGML_OP_MUL_MAT_ID ? weight_of_(node->src[0]) : nullptr;
+        const bool wanted = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0 && !ggml_is_empty(node);
+        ggml_status status = GGML_STATUS_SUCCESS;
+        if (weight != nullptr && wanted) {
+            status = mul_mat_id(node, *weight);
+        } else {
+            status = make_room(1);
+            if (status == GGML_STATUS_SUCCESS) append(node);
+        }
+        if (status != GGML_STATUS_SUCCESS) return status;
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+ggml_status MoeExecutor::fail(Status status) {
+    last_error_ = std::move(status);
+    log(LogLevel::error, "{}", last_error_.message());
+    return GGML_STATUS_FAILED;
+}
+
+// ---- nodes that wait for their launch
+
+// Called before nodes of our own are made: a flush in between would recycle them.
+ggml_status MoeExecutor::make_room(size_t nodes) {
+    assert(nodes <= kMaxNodes);
+    if (static_cast<size_t>(ggml_graph_n_nodes(graph_)) + nodes <= kMaxNodes) return GGML_STATUS_SUCCESS;
+    return flush();
+}
+
+void MoeExecutor::append(ggml_tensor* node) {
+    ggml_graph_add_node(graph_, node);
+    graph_has_work_ = graph_has_work_ || !is_nothing(node->op);
+}
+
+ggml_status MoeExecutor::flush() {
+    ggml_status status = GGML_STATUS_SUCCESS;
+    if (graph_has_work_) status = ggml_backend_graph_compute(cpu_, graph_);
+    ggml_graph_clear(graph_);
+    graph_has_work_ = false;
+    tensors_used_ = 0;
+    ints_used_ = 0;
+    return status;
+}
+
+void MoeExecutor::let_go() {
+    if (!held_.active()) return;
+    held_.weight->runtime->fetcher->release(records_);
+    held_ = Held();
+    records_.clear();
+}
+
+ggml_tensor* MoeExecutor::new_tensor() {
+    if (tensors_used_ == tensors_.size()) tensors_.emplace_back();
+    return &tensors_[tensors_used_++];
+}
+
+int32_t* MoeExecutor::new_ints(size_t n) {
+    if (ints_used_ == ints_.size()) ints_.emplace_back();
+    std::vector<int32_t>& v = ints_[ints_used_++];
+    if (v.size() < n) v.resize(n);
+    return v.data();
+}
+
+std::byte* MoeExecutor::scratch(size_t bytes) {
+    if (scratch_.size() < bytes) scratch_.resize(bytes);
+    return scratch_.data();
+}
+
+// ---- one MUL_MAT_ID over experts that may be anywhere
+
+// Groups the rows of the graph's choice by expert: records_ gets the distinct ones, rows_ their rows in token order, as
+// the kernel itself would group them.
+Status MoeExecutor::route(const ggml_tensor* ids, uint32_t n_expert) {
+    const int64_t n_ids = ids->ne[0];
+    const int64_t n_tokens = ids->ne[1];
+    row_begin_.assign(n_expert + 1, 0);
+    for (int64_t t = 0; t < n_tokens; ++t) {
+        for (int64_t k = 0; k < n_ids; ++k) {
+            const int32_t id = id_at(ids, k, t);
+            if (id < 0 || static_cast<uint32_t>(id) >= n_expert) {
+                return error(Code::corrupt, "the router chose expert {} of {} ({})", id, n_expert, ids->name);
+            }
+            ++row_begin_[static_cast<size_t>(id) + 1];
+        }
+    }
+    for (size_t e = 0; e < n_expert; ++e) row_begin_[e + 1] += row_begin_[e];
+    rows_.resize(static_cast<size_t>(n_ids * n_tokens));
+    place_.assign(row_begin_.begin(), row_begin_.end() - 1);  // where the next row of each expert goes
+    for (int64_t t = 0; t < n_tokens; ++t) {
+        for (int64_t k = 0; k < n_ids; ++k) {
+            const auto id = static_cast<size_t>(id_at(ids, k, t));
+            rows_[static_cast<size_t>(place_[id]++)] = {static_cast<int32_t>(k), static_cast<int32_t>(t)};
+        }
+    }
+    return {};
+}
+
+void MoeExecutor::count_lookups(const WeightRef& weight, int64_t n_tokens) {
+    ModelRuntime& runtime = *weight.runtime;
+    // A block visits a set once, however many of its nodes look the experts up.
+    if (counted_runtime_ == &runtime && counted_set_ == weight.set) return;
+    counted_runtime_ = &runtime;
+    counted_set_ = weight.set;
+    trace::PhaseCounters& phase = n_tokens == 1 ? runtime.counters.decode : runtime.counters.prefill;
+    if (static_cast<int>(weight.set) == runtime.first_layer_set) phase.tokens += static_cast<uint64_t>(n_tokens);
+    phase.lookups += records_.size();
+    for (const RecordId r : records_) phase.hits += runtime.fetcher->resident(r) ? 1 : 0;
+}
+
+void MoeExecutor::count_fetch(ModelRuntime& runtime, int64_t n_tokens, const sched::FetchCounters& before) {
+    const sched::FetchCounters& now = runtime.fetcher->counters();
+    trace::PhaseCounters& phase = n_tokens == 1 ? runtime.counters.decode : runtime.counters.prefill;
+    phase.reads += now.reads - before.reads;
+    phase.logical_bytes += now.logical_bytes - before.logical_bytes;
+    phase.physical_bytes += now.physical_bytes - before.physical_bytes;
+    phase.read_wait += now.wait - before.wait;
+    phase.convert += now.convert - before.convert;
+}
+
+ggml_status MoeExecutor::mul_mat_id(ggml_tensor* node, const WeightRef& weight) {
+    const ggml_tensor* ids = node->src[2];
+    if (held_.active() && held_.weight->runtime == weight.runtime && held_.weight->set == weight.set &&
+        held_.ids_data == ids->data && held_.n_ids == ids->ne[0] && held_.n_tokens == ids->ne[1]) {
+        return append_resident(node, weight);
+    }
+
+    // Another block: finish the one before, whose leases end with it. The ids may be among what it computes.
+    ggml_status status = flush();
+    if (status != GGML_STATUS_SUCCESS) return status;
+    let_go();
+
+    ModelRuntime& runtime = *weight.runtime;
+    std::unique_lock<std::mutex> lock(runtime.mutex);
+    if (runtime.fetcher == nullptr) {
+        auto made = runtime.make_fetcher();
+        if (!made.ok()) return fail(made.status());
+        runtime.fetcher = std::move(*made);
+    }
+    const uint32_t n_expert = runtime.store->geometry().sets[weight.set].n_expert;
+    if (Status s = route(ids, n_expert); !s.ok()) return fail(std::move(s));
+    records_.clear();
+    for (uint32_t e = 0; e < n_expert; ++e) {
+        if (row_begin_[e + 1] > row_begin_[e]) records_.push_back(runtime.store->record(weight.set, e));
+    }
+    count_lookups(weight, ids->ne[1]);
+
+    sched::Fetcher& fetcher = *runtime.fetcher;
+    const size_t leased = fetcher.lease(records_);
+    if (leased < records_.size()) {
+        status = run_in_waves(node, weight, leased);
+        records_.clear();
+        return status;
+    }
+    const sched::FetchCounters before = fetcher.counters();
+    Status loaded = fetcher.load(records_, UINT8_MAX);
+    count_fetch(runtime, ids->ne[1], before);
+    if (!loaded.ok()) {
+        fetcher.release(records_);
+        records_.clear();
+        return fail(std::move(loaded));
+    }
+    held_.weight = &weight;
+    held_.ids_data = ids->data;
+    held_.n_ids = ids->ne[0];
+    held_.n_tokens = ids->ne[1];
+    held_.lock = std::move(lock);
+    return append_resident(node, weight);
+}
+
+// The block does not fit: its experts come, compute and go in groups, this node's component only.
+ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight, size_t leased) {
+    ModelRuntime& runtime = *weight.runtime;
+    sched::Fetcher& fetcher = *runtime.fetcher;
+    std::span<RecordId> left(records_);
+    const int64_t n_tokens = node->src[2]->ne[1];
+    trace::PhaseCounters& phase = n_tokens == 1 ? runtime.counters.decode : runtime.counters.prefill;
+    while (!left.empty()) {
+        if (leased == 0) return fail(error(Code::internal, "no slot is free although nothing is leased"));
+        const std::span<RecordId> wave = left.first(leased);
+        const sched::FetchCounters before = fetcher.counters();
+        Status loaded = fetcher.load(wave, static_cast<sched::ComponentMask>(1U << weight.component));
+        count_fetch(runtime, n_tokens, before);
+        const ggml_status status = loaded.ok() ? run_gathered(node, weight, wave) : GGML_STATUS_FAILED;
+        fetcher.release(wave);
+        if (!loaded.ok()) return fail(std::move(loaded));
+        if (status != GGML_STATUS_SUCCESS) return status;
+        ++phase.waves;
+        left = left.subspan(leased);
+        if (!left.empty()) leased = fetcher.lease(left);
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+// All experts of the node are leased and ready: choose how it is computed.
+ggml_status MoeExecutor::append_resident(ggml_tensor* node, const WeightRef& weight) {
+    const ModelRuntime& runtime = *weight.runtime;
+    const sched::Fetcher& fetcher = *runtime.fetcher;
+    const cache::Layout& layout = fetcher.layout();
+    const uint32_t n_expert = runtime.store->geometry().sets[weight.set].n_expert;
+    const cache::SizeClass& cls = layout.classes[layout.class_of_set[weight.set]];
+    const int64_t n_rows = node->src[2]->ne[0] * node->src[2]->ne[1];
+
+    cache::SlotId low = UINT32_MAX;
+    cache::SlotId high = 0;
+    int32_t most_rows = 0;
+    for (const RecordId r : records_) {
+        const cache::SlotId s = fetcher.cache().find(r);
+        low = std::min(low, s);
+        high = std::max(high, s);
+        const uint32_t e = runtime.store->expert_of(r);
+        most_rows = std::max(most_rows, row_begin_[e + 1] - row_begin_[e]);
+    }
+    const int64_t window = static_cast<int64_t>(high) - low + 1;
+    const bool narrow = window <= std::max<int64_t>(n_expert, kMaxWindow) &&
+                        static_cast<uint64_t>(window * n_rows) * 8 <= kMaxWindowWork;
+    const bool panel = has_panel_kernel(node->src[0]->type) && most_rows >= kPanelRows;
+
+    const bool one_token = node->src[2]->ne[1] == 1;
+    ggml_status status = make_room(one_token ? static_cast<size_t>(n_rows) : 1);
+    if (status != GGML_STATUS_SUCCESS) return status;
+
+    if (narrow && !panel && runtime.same_delta[weight.set][weight.component]) {
+        place_.assign(n_expert, 0);
+        for (const RecordId r : records_) {
+            place_[runtime.store->expert_of(r)] = static_cast<int32_t>(fetcher.cache().find(r) - low);
+        }
+        const RecordId first = records_[0];
+        const std::byte* base =
+            fetcher.data(first, weight.component) - (fetcher.cache().find(first) - low) * cls.slot_bytes;
+        append_strided(node, weight, base, window, place_);
+        return GGML_STATUS_SUCCESS;
+    }
+    if (one_token) {
+        append_single_rows(node, weight);
+        return GGML_STATUS_SUCCESS;
+    }
+    // Gathering rows needs the node's input to be there.
+    status = flush();
+    return status != GGML_STATUS_SUCCESS ? status : run_gathered(node, weight, records_);
+}
+
+// A weight tensor of `n_as` experts, `stride` bytes apart, over slots.
+ggml_tensor* MoeExecutor::weight_view(const ggml_tensor* original, const WeightRef& weight, const std::byte* data,
+                                      int64_t n_as, size_t stride) {
+    const WeightForm& form = weight.runtime->forms[weight.set][weight.component];
+    ggml_tensor* w = new_tensor();
+    *w = *original;
+    w->data = const_cast<std::byte*>(data);
+    w->ne[2] = n_as;
+    w->nb[2] = stride;
+    w->nb[3] = stride * static_cast<size_t>(n_as);
+    w->buffer = form.buffer;
+    w->extra = form.extra;
+    return w;
+}
+
+// The same node over a window of slots: one launch, as stock has it; ids become slot numbers.
+void MoeExecutor::append_strided(ggml_tensor* node, const WeightRef& weight, const std::byte* base, int64_t window,
+                                 std::span<const int32_t> place_of_expert) {
+    const ModelRuntime& runtime = *weight.runtime;
+    const cache::Layout& layout = runtime.fetcher->layout();
+    const size_t stride = layout.classes[layout.class_of_set[weight.set]].slot_bytes;
+    const ggml_tensor* ids = node->src[2];
+
+    ggml_tensor* places = new_tensor();
+    *places = *ids;
+    int32_t* out = new_ints(static_cast<size_t>(ids->ne[0] * ids->ne[1]));
+    places->data = out;
+    places->op = GGML_OP_NONE;
+    places->view_src = nullptr;
+    places->nb[1] = static_cast<size_t>(ids->ne[0]) * sizeof(int32_t);
+    places->nb[2] = places->nb[3] = places->nb[1] * static_cast<size_t>(ids->ne[1]);
+    places->nb[0] = sizeof(int32_t);
+    for (int64_t t = 0; t < ids->ne[1]; ++t) {
+        for (int64_t k = 0; k < ids->ne[0]; ++k) *out++ = place_of_expert[static_cast<size_t>(id_at(ids, k, t))];
+    }
+
+    ggml_tensor* n = new_tensor();
+    *n = *node;
+    n->src[0] = weight_view(node->src[0], weight, base, window, stride);
+    n->src[2] = places;
+    append(n);
+}
+
+// One node per expert, each over one row: decode with slots too far apart for one window.
+void MoeExecutor::append_single_rows(ggml_tensor* node, const WeightRef& weight) {
+    const sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const ggml_tensor* src1 = node->src[1];
+    for (const RecordId r : records_) {
+        const uint32_t e = weight.runtime->store->expert_of(r);
+        for (int32_t i = row_begin_[e]; i < row_begin_[e + 1]; ++i) {
+            const Row row = rows_[static_cast<size_t>(i)];
+            ggml_tensor* x = new_tensor();
+            *x = *src1;
+            x->data = row_at(src1, row.k % src1->ne[1], row.t);
+            x->ne[1] = x->ne[2] = x->ne[3] = 1;
+            x->nb[2] = x->nb[3] = x->nb[1];
+
+            int32_t* zero = new_ints(1);
+            *zero = 0;
+            ggml_tensor* id = new_tensor();
+            *id = *node->src[2];
+            id->data = zero;
+            id->op = GGML_OP_NONE;
+            id->view_src = nullptr;
+            id->ne[0] = id->ne[1] = 1;
+            id->nb[0] = id->nb[1] = id->nb[2] = id->nb[3] = sizeof(int32_t);
+
+            const size_t bytes = static_cast<size_t>(node->src[0]->ne[1]) * node->src[0]->nb[1];
+            ggml_tensor* n = new_tensor();
+            *n = *node;
+            n->data = row_at(node, row.k, row.t);
+            n->ne[1] = n->ne[2] = n->ne[3] = 1;
+            n->nb[2] = n->nb[3] = n->nb[1];
+            n->src[0] = weight_view(node->src[0], weight, fetcher.data(r, weight.component), 1, bytes);
+            n->src[1] = x;
+            n->src[2] = id;
+            append(n);
+        }
+    }
+}
+
+// Expert by expert over gathered rows; the node's input is computed and the graph empty. Groups of experts share a
+// launch as long as their rows fit the scratch memory.
+ggml_status MoeExecutor::run_gathered(ggml_tensor* node, const WeightRef& weight, std::span<const RecordId> records) {
+    const sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const store::RecordStore& store = *weight.runtime->store;
+    const ggml_tensor* src1 = node->src[1];
+    const size_t in_row = static_cast<size_t>(src1->ne[0]) * ggml_type_size(src1->type);
+    const size_t out_row = static_cast<size_t>(node->ne[0]) * sizeof(float);
+    const size_t per_row = in_row + out_row;
+    const size_t weight_bytes = static_cast<size_t>(node->src[0]->ne[1]) * node->src[0]->nb[1];
+    const auto n_rows = [&](RecordId r) {
+        const uint32_t e = store.expert_of(r);
+        return static_cast<size_t>(row_begin_[e + 1] - row_begin_[e]);
+    };
+
+    for (size_t begin = 0; begin < records.size();) {
+        size_t end = begin;
+        size_t rows = 0;
+        while (end < records.size() && (end == begin || (rows + n_rows(records[end])) * per_row <= kGatherBytes) &&
+               end - begin < kMaxNodes / 2) {
+            rows += n_rows(records[end++]);
+        }
+        std::byte* in = scratch(rows * per_row);
+        std::byte* out = in + rows * in_row;
+        int32_t* zeros = new_ints(rows);
+        std::fill(zeros, zeros + rows, 0);
+
+        size_t at = 0;
+        for (size_t i = begin; i < end; ++i) {
+            const uint32_t e = store.expert_of(records[i]);
+            const size_t n = n_rows(records[i]);
+            for (size_t j = 0; j < n; ++j) {
+                const Row row = rows_[static_cast<size_t>(row_begin_[e]) + j];
+                std::memcpy(in + (at + j) * in_row, row_at(src1, row.k % src1->ne[1], row.t), in_row);
+            }
+            ggml_tensor* x = new_tensor();
+            *x = *src1;
+            x->data = in + at * in_row;
+            x->op = GGML_OP_NONE;
+            x->view_src = nullptr;
+            x->ne[1] = x->ne[3] = 1;
+            x->ne[2] = static_cast<int64_t>(n);
+            x->nb[1] = x->nb[2] = in_row;
+            x->nb[3] = in_row * n;
+
+            ggml_tensor* id = new_tensor();
+            *id = *node->src[2];
+            id->data = zeros;
+            id->op = GGML_OP_NONE;
+            id->view_src = nullptr;
+            id->ne[0] = 1;
+            id->ne[1] = static_cast<int64_t>(n);
+            id->nb[0] = id->nb[1] = sizeof(int32_t);
+            id->nb[2] = id->nb[3] = sizeof(int32_t) * n;
+
+            ggml_tensor* y = new_tensor();
+            *y = *node;
+            y->data = out + at * out_row;
+            y->view_src = nullptr;
+            y->ne[1] = y->ne[3] = 1;
+            y->ne[2] = static_cast<int64_t>(n);
+            y->nb[1] = y->nb[2] = out_row;
+            y->nb[3] = out_row * n;
+            y->src[0] = weight_view(node->src[0], weight, fetcher.data(records[i], weight.component), 1, weight_bytes);
+            y->src[1] = x;
+            y->src[2] = id;
+            append(y);
+            at += n;
+        }
+        const ggml_status status = flush();
+        if (status != GGML_STATUS_SUCCESS) return status;
+
+        at = 0;
+        for (size_t i = begin; i < end; ++i) {
+            const uint32_t e = store.expert_of(records[i]);
+            for (int32_t j = row_begin_[e]; j < row_begin_[e + 1]; ++j) {
+                const Row row = rows_[static_cast<size_t>(j)];
+                std::memcpy(row_at(node, row.k, row.t), out + at++ * out_row, out_row);
+            }
+        }
+        begin = end;
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+}  // namespace sluice::exec

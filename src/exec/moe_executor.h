@@ -1,0 +1,99 @@
+// Owns: computing a graph in which expert weights are not in memory: plan which experts are needed, have them fetched,
+// and let the CPU backend compute over the slots.
+// Keeps: bit identity. Every number is computed by the CPU backend's own kernel for the original node, over the same
+// bytes, with all rows of an expert in one call; only the weight's address and the expert's number change.
+#pragma once
+
+#include <ggml-backend.h>
+#include <ggml.h>
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "exec/model_runtime.h"
+
+namespace sluice::exec {
+
+// The weight behind a tensor if it is one of ours, else nullptr.
+using WeightLookup = const WeightRef* (*)(const ggml_tensor* tensor);
+
+// One per llama context; used by one thread at a time. Memory for nodes is kept and reused between graphs.
+class MoeExecutor {
+  public:
+    // `cpu` computes everything and outlives the executor.
+    MoeExecutor(ggml_backend_t cpu, WeightLookup weight_of);
+    ~MoeExecutor();
+    MoeExecutor(const MoeExecutor&) = delete;
+    MoeExecutor& operator=(const MoeExecutor&) = delete;
+
+    // Computes all nodes, in order. On failure nothing of ours stays leased and last_error() says why; the graph's
+    // results are then undefined, as ggml has it.
+    ggml_status compute(ggml_cgraph* graph);
+    [[nodiscard]] const Status& last_error() const { return last_error_; }
+
+  private:
+    struct Row {
+        int32_t k = 0;  // rank in the router's choice
+        int32_t t = 0;  // token
+    };
+    // The experts that the block at hand has leased, with their rows.
+    struct Held {
+        const WeightRef* weight = nullptr;  // of the node that took the leases
+        const void* ids_data = nullptr;
+        int64_t n_ids = 0, n_tokens = 0;
+        std::unique_lock<std::mutex> lock;
+        [[nodiscard]] bool active() const { return weight != nullptr; }
+    };
+
+    ggml_status run(ggml_cgraph* graph);
+    ggml_status mul_mat_id(ggml_tensor* node, const WeightRef& weight);
+    Status route(const ggml_tensor* ids, uint32_t n_expert);
+    ggml_status append_resident(ggml_tensor* node, const WeightRef& weight);
+    ggml_status run_in_waves(ggml_tensor* node, const WeightRef& weight, size_t leased);
+    ggml_status run_gathered(ggml_tensor* node, const WeightRef& weight, std::span<const RecordId> records);
+    void append_strided(ggml_tensor* node, const WeightRef& weight, const std::byte* base, int64_t window,
+                        std::span<const int32_t> place_of_expert);
+    void append_single_rows(ggml_tensor* node, const WeightRef& weight);
+    ggml_tensor* weight_view(const ggml_tensor* original, const WeightRef& weight, const std::byte* data, int64_t n_as,
+                             size_t stride);
+    ggml_status make_room(size_t nodes);
+    void append(ggml_tensor* node);
+    ggml_status flush();
+    void let_go();
+    ggml_status fail(Status status);
+    void count_lookups(const WeightRef& weight, int64_t n_tokens);
+    void count_fetch(ModelRuntime& runtime, int64_t n_tokens, const sched::FetchCounters& before);
+
+    ggml_tensor* new_tensor();
+    int32_t* new_ints(size_t n);
+    std::byte* scratch(size_t bytes);
+
+    ggml_backend_t cpu_;
+    WeightLookup weight_of_;
+    ggml_context* context_ = nullptr;
+    ggml_cgraph* graph_ = nullptr;  // nodes appended and not yet computed
+    bool graph_has_work_ = false;
+    Status last_error_;
+
+    Held held_;
+    const ModelRuntime* counted_runtime_ = nullptr;
+    uint32_t counted_set_ = UINT32_MAX;
+    std::vector<RecordId> records_;        // distinct experts of the block
+    std::vector<int32_t> row_begin_;       // [n_expert + 1] into rows_
+    std::vector<Row> rows_;                // by expert
+    std::vector<int32_t> place_;           // [n_expert] scratch of append_strided
+
+    // Node storage: addresses stay valid until the graph was computed.
+    std::deque<ggml_tensor> tensors_;
+    size_t tensors_used_ = 0;
+    std::deque<std::vector<int32_t>> ints_;
+    size_t ints_used_ = 0;
+    std::vector<std::byte> scratch_;
+};
+
+}  // namespace sluice::exec

@@ -1,0 +1,84 @@
+#include "store/record_store.h"
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "base/memory.h"
+
+namespace sluice::store {
+
+Result<RecordStore> RecordStore::open(const model::GgufIndex& index, const model::Geometry& geometry, io::Access access,
+                                      std::string* note) {
+    RecordStore store;
+    store.geometry_ = geometry;
+    store.files_.resize(index.files().size(), nullptr);
+    for (const model::ExpertSet& set : geometry.sets) {
+        for (const model::ExpertTensor& t : set.tensors) {
+            if (store.files_[t.file] != nullptr) continue;
+            const model::FileEntry& entry = index.files()[t.file];
+            auto file = io::File::open(entry.path, access);
+            // Our memory gives no more alignment than this, so a device that wants more is read through the page cache.
+            if (file.ok() && std::max(file->mem_align(), file->offset_align()) > kDirectAlign) {
+                file = io::File::open(entry.path, io::Access::buffered);
+            }
+            if (!file.ok()) return file.status();
+            if (file->device() != entry.device || file->inode() != entry.inode) {
+                return error(Code::io_error, "{} was replaced while it was being opened; load it again", entry.path);
+            }
+            if (note != nullptr && access == io::Access::direct && !file->direct() && note->empty()) {
+                *note = fmt::format("{} is read through the page cache: {}", entry.path, file->fallback_reason());
+            }
+            store.owned_.push_back(std::make_unique<io::File>(std::move(*file)));
+            store.files_[t.file] = store.owned_.back().get();
+        }
+    }
+    store.number_records();
+    return store;
+}
+
+RecordStore RecordStore::over(const model::Geometry& geometry, std::span<const io::File* const> files) {
+    RecordStore store;
+    store.geometry_ = geometry;
+    store.files_.assign(files.begin(), files.end());
+    store.number_records();
+    return store;
+}
+
+void RecordStore::number_records() {
+    for (uint32_t s = 0; s < geometry_.sets.size(); ++s) {
+        first_record_.push_back(static_cast<uint32_t>(set_of_.size()));
+        set_of_.insert(set_of_.end(), geometry_.sets[s].n_expert, s);
+    }
+}
+
+RecordName RecordStore::name(RecordId record) const {
+    const model::ExpertSet& set = geometry_.sets[set_of_[record]];
+    return {.layer = set.layer, .expert = expert_of(record), .group = set.group};
+}
+
+Extent RecordStore::extent(RecordId record, uint32_t component) const {
+    const model::ExpertTensor& t = geometry_.sets[set_of_[record]].tensors[component];
+    return {.file = files_[t.file], .offset = t.expert_offset(expert_of(record)), .bytes = t.bytes_per_expert};
+}
+
+RecordStore::AlignedRead RecordStore::aligned(const Extent& extent) {
+    const uint64_t a = extent.file->offset_align();
+    const uint64_t begin = align_down(extent.offset, a);
+    const uint64_t end = align_up(extent.offset + extent.bytes, a);
+    assert(end - begin <= UINT32_MAX);
+    return {.offset = begin,
+            .length = static_cast<uint32_t>(end - begin),
+            .need = static_cast<uint32_t>(extent.offset + extent.bytes - begin),
+            .delta = static_cast<uint32_t>(extent.offset - begin)};
+}
+
+uint64_t RecordStore::aligned_capacity(uint32_t set, uint32_t component) const {
+    const model::ExpertTensor& t = geometry_.sets[set].tensors[component];
+    uint64_t most = 0;
+    for (uint32_t e = 0; e < geometry_.sets[set].n_expert; ++e) {
+        most = std::max<uint64_t>(most, aligned({files_[t.file], t.expert_offset(e), t.bytes_per_expert}).length);
+    }
+    return most;
+}
+
+}  // namespace sluice::store

@@ -1,0 +1,126 @@
+#include "cache/slot_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+#include <vector>
+
+namespace sluice::cache {
+namespace {
+
+SlotCache make_cache(uint32_t records, uint32_t slots) {
+    return SlotCache(std::vector<uint32_t>(records, 0), std::vector<uint32_t>{slots});
+}
+
+void touch(SlotCache& cache, RecordId r) {
+    ASSERT_NE(cache.lease(r), kNoSlot);
+    cache.release(r);
+}
+
+TEST(SlotCache, EvictsTheLeastRecentlyUsed) {
+    SlotCache cache = make_cache(5, 3);
+    for (const RecordId r : {0U, 1U, 2U, 0U}) touch(cache, r);
+    touch(cache, 3);
+    EXPECT_EQ(cache.find(1), kNoSlot);
+    EXPECT_NE(cache.find(0), kNoSlot);
+    EXPECT_NE(cache.find(2), kNoSlot);
+    EXPECT_EQ(cache.counters().evictions, 1U);
+    EXPECT_EQ(cache.counters().rereads, 0U);
+    touch(cache, 1);
+    EXPECT_EQ(cache.counters().rereads, 1U);
+}
+
+TEST(SlotCache, ALeasedSlotIsNeverAVictim) {
+    SlotCache cache = make_cache(4, 2);
+    const SlotId a = cache.lease(0);
+    const SlotId b = cache.lease(1);
+    EXPECT_NE(a, b);
+    EXPECT_EQ(cache.lease(2), kNoSlot);
+    cache.release(0);
+    EXPECT_EQ(cache.lease(2), a);
+    EXPECT_EQ(cache.find(0), kNoSlot);
+    EXPECT_EQ(cache.total_leases(), 2U);
+}
+
+TEST(SlotCache, ANewRecordMeansANewGenerationAndNoReadyBits) {
+    SlotCache cache = make_cache(2, 1);
+    const SlotId s = cache.lease(0);
+    cache.mark_ready(s, 7);
+    const uint32_t generation = cache.generation(s);
+    cache.release(0);
+    EXPECT_EQ(cache.ready(s), 7);
+    ASSERT_EQ(cache.lease(1), s);
+    EXPECT_EQ(cache.ready(s), 0);
+    EXPECT_NE(cache.generation(s), generation);
+}
+
+TEST(SlotCache, DiscardEmptiesTheSlotOnceTheLastLeaseEnds) {
+    SlotCache cache = make_cache(3, 2);
+    const SlotId s = cache.lease(0);
+    cache.mark_ready(s, 1);
+    cache.discard(0);
+    EXPECT_EQ(cache.ready(s), 0);
+    EXPECT_EQ(cache.find(0), s);
+    cache.release(0);
+    EXPECT_EQ(cache.find(0), kNoSlot);
+    EXPECT_EQ(cache.n_resident(), 0U);
+    touch(cache, 1);
+    cache.discard(1);
+    EXPECT_EQ(cache.n_resident(), 0U);
+}
+
+TEST(SlotCache, ACompleteClassGivesEachRecordItsOwnPlaceInOrder) {
+    SlotCache cache(std::vector<uint32_t>{1, 0, 1, 0, 1}, std::vector<uint32_t>{2, 3});
+    EXPECT_TRUE(cache.class_is_complete(0));
+    EXPECT_TRUE(cache.class_is_complete(1));
+    EXPECT_EQ(cache.lease(4), 4U);
+    EXPECT_EQ(cache.lease(0), 2U);
+    EXPECT_EQ(cache.lease(3), 1U);
+    EXPECT_EQ(cache.lease(2), 3U);
+    EXPECT_EQ(cache.lease(1), 0U);
+}
+
+TEST(SlotCache, ClassesDoNotEvictEachOther) {
+    SlotCache cache(std::vector<uint32_t>{0, 0, 1, 1}, std::vector<uint32_t>{1, 1});
+    touch(cache, 0);
+    touch(cache, 2);
+    touch(cache, 1);
+    EXPECT_EQ(cache.find(0), kNoSlot);
+    EXPECT_NE(cache.find(2), kNoSlot);
+}
+
+// Random operations against a model: the invariants of the header hold after every one.
+TEST(SlotCache, InvariantsHoldUnderRandomUse) {
+    std::mt19937 random(1);
+    for (const uint32_t slots : {1U, 2U, 7U, 20U, 30U}) {
+        SlotCache cache = make_cache(20, slots);
+        std::vector<RecordId> leased;
+        for (int step = 0; step < 5000; ++step) {
+            const RecordId r = random() % 20;
+            if (random() % 3 != 0) {
+                if (cache.lease(r) != kNoSlot) leased.push_back(r);
+            } else if (!leased.empty()) {
+                const size_t i = random() % leased.size();
+                if (random() % 8 == 0) cache.discard(leased[i]);
+                cache.release(leased[i]);
+                leased.erase(leased.begin() + static_cast<std::ptrdiff_t>(i));
+            }
+            ASSERT_EQ(cache.total_leases(), leased.size());
+            std::set<SlotId> used;
+            uint32_t resident = 0;
+            for (RecordId q = 0; q < 20; ++q) {
+                const SlotId s = cache.find(q);
+                if (s == kNoSlot) continue;
+                ++resident;
+                ASSERT_TRUE(used.insert(s).second);
+                ASSERT_EQ(cache.record(s), q);
+            }
+            ASSERT_EQ(resident, cache.n_resident());
+            for (const RecordId q : leased) ASSERT_NE(cache.find(q), kNoSlot);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace sluice::cache

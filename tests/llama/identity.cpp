@@ -1,0 +1,247 @@
+// Owns: the proof of bit identity for one model file: logits of stock llama.cpp with everything resident against logits
+// with streaming, byte for byte, for the flags and cache sizes asked for.
+// Keeps: the reference runs in this very process before Sluice is started, so both sides share one binary; a case that
+// did not run counts as a failure.
+//
+// Usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N]
+//   --full      all of repack x threads x flash attention x cache size
+//   --pick K    a sixth of them, another one for each K: together the models of the test list cover all pairs (default 0)
+#include <ggml-backend.h>
+#include <llama.h>
+#include <sluice/sluice.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "model/geometry.h"
+
+namespace {
+
+struct Flags {
+    bool repack = false;
+    int threads = 1;
+    bool flash = false;
+    auto operator<=>(const Flags&) const = default;
+};
+
+struct Workload {
+    int n_prompt = 300;
+    int n_decode = 64;
+    int n_seq = 1;
+};
+
+std::string name(const Flags& f) {
+    return std::string(f.repack ? "repack" : "no-repack") + " t" + std::to_string(f.threads) + (f.flash ? " fa" : " no-fa");
+}
+
+// All logits that a caller could see, and the state of the sequence at the end.
+struct Outcome {
+    bool ok = false;
+    std::vector<float> logits;
+    std::vector<uint8_t> state;
+};
+
+Outcome run(const char* path, const Flags& flags, const Workload& work) {
+    Outcome out;
+    llama_model_params mp = llama_model_default_params();
+    mp.use_extra_bufts = flags.repack;
+    mp.n_gpu_layers = 0;
+    llama_model* model = llama_model_load_from_file(path, mp);
+    if (model == nullptr) return out;
+    llama_context_params cp = llama_context_default_params();
+    cp.n_ctx = static_cast<uint32_t>((work.n_prompt + work.n_decode + 8) * work.n_seq);
+    cp.n_batch = 512;
+    cp.n_ubatch = 128;
+    cp.n_seq_max = static_cast<uint32_t>(work.n_seq);
+    cp.n_threads = cp.n_threads_batch = flags.threads;
+    cp.flash_attn_type = flags.flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    llama_context* ctx = llama_init_from_model(model, cp);
+    if (ctx == nullptr) {
+        llama_model_free(model);
+        return out;
+    }
+    const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    llama_batch batch = llama_batch_init(std::max(512, work.n_seq), 0, 1);
+    const auto add = [&](llama_token token, int pos, int seq, bool logits) {
+        batch.token[batch.n_tokens] = token;
+        batch.pos[batch.n_tokens] = pos;
+        batch.n_seq_id[batch.n_tokens] = 1;
+        batch.seq_id[batch.n_tokens][0] = seq;
+        batch.logits[batch.n_tokens] = logits ? 1 : 0;
+        ++batch.n_tokens;
+    };
+    const auto keep = [&] {
+        for (int i = 0; i < batch.n_tokens; ++i) {
+            if (batch.logits[i] == 0) continue;
+            const float* l = llama_get_logits_ith(ctx, i);
+            out.logits.insert(out.logits.end(), l, l + n_vocab);
+        }
+    };
+    // Greedy continuation of one row of kept logits.
+    const auto best = [&](size_t row_from_end) {
+        const float* l = out.logits.data() + out.logits.size() - row_from_end * static_cast<size_t>(n_vocab);
+        return static_cast<llama_token>(std::max_element(l, l + n_vocab) - l);
+    };
+
+    bool ok = true;
+    std::vector<llama_token> next(static_cast<size_t>(work.n_seq));
+    for (int s = 0; ok && s < work.n_seq; ++s) {
+        batch.n_tokens = 0;
+        for (int i = 0; i < work.n_prompt; ++i) {
+            add(static_cast<llama_token>((i * 7919 + 13 + s * 31) % n_vocab), i, s, i >= work.n_prompt - 4);
+            if (batch.n_tokens == 512 && i + 1 < work.n_prompt) {
+                ok = ok && llama_decode(ctx, batch) == 0;
+                if (ok) keep();
+                batch.n_tokens = 0;
+            }
+        }
+        ok = ok && llama_decode(ctx, batch) == 0;
+        if (ok) keep();
+        if (ok) next[static_cast<size_t>(s)] = best(1);
+    }
+    for (int g = 0; ok && g < work.n_decode; ++g) {
+        batch.n_tokens = 0;
+        for (int s = 0; s < work.n_seq; ++s) add(next[static_cast<size_t>(s)], work.n_prompt + g, s, true);
+        ok = llama_decode(ctx, batch) == 0;
+        if (!ok) break;
+        keep();
+        for (int s = 0; s < work.n_seq; ++s) next[static_cast<size_t>(s)] = best(static_cast<size_t>(work.n_seq - s));
+    }
+    if (ok) {
+        out.state.resize(llama_state_seq_get_size(ctx, 0));
+        out.state.resize(llama_state_seq_get_data(ctx, out.state.data(), out.state.size(), 0));
+        out.ok = true;
+    }
+    llama_batch_free(batch);
+    llama_free(ctx);
+    llama_model_free(model);
+    return out;
+}
+
+// Cache sizes from one expert upward. Slots are padded, so a size in "experts" is taken generously from the file's own
+// record sizes: the point is the regime, and the smallest one is exact (what Sluice itself demands).
+struct Budget {
+    const char* name;
+    uint64_t bytes;
+};
+
+std::vector<Budget> budgets(const sluice::model::Geometry& g) {
+    uint64_t slot = 0;
+    uint64_t layer = 0;
+    for (const auto& set : g.sets) {
+        uint64_t bytes = 0;
+        for (const auto& t : set.tensors) bytes += (t.bytes_per_expert + 2 * 4096) / 4096 * 4096;
+        slot = std::max(slot, bytes);
+        layer = std::max(layer, bytes * set.n_expert);
+    }
+    const uint64_t top_k = std::max<uint64_t>(2, g.n_expert_used);
+    return {{"one expert", slot},
+            {"less than top-k", slot * (top_k - 1)},
+            {"less than a layer", std::max(slot * top_k, layer * 2 / 3)},
+            {"less than a cycle", std::max(slot * (top_k + 1), slot * top_k * g.sets.size() * 2 / 3)},
+            {"everything", UINT64_MAX / 4}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc < 2) {
+        std::fprintf(stderr, "usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N]\n");
+        return 2;
+    }
+    const char* path = argv[1];
+    bool full = false;
+    int pick = 0;
+    Workload work;
+    for (int i = 2; i < argc; ++i) {
+        const std::string a = argv[i];
+        if (a == "--full") {
+            full = true;
+            continue;
+        }
+        int* field = a == "--pick"       ? &pick
+                     : a == "--n-prompt" ? &work.n_prompt
+                     : a == "--n-decode" ? &work.n_decode
+                     : a == "--n-seq"    ? &work.n_seq
+                                         : nullptr;
+        if (field == nullptr || i + 1 == argc) {
+            std::fprintf(stderr, "identity: do not understand %s\n", argv[i]);
+            return 2;
+        }
+        *field = std::stoi(argv[++i]);
+    }
+
+    const auto index = sluice::model::GgufIndex::open(path);
+    if (!index.ok()) {
+        std::fprintf(stderr, "%s\n", index.status().message().c_str());
+        return 2;
+    }
+    const auto geometry = sluice::model::derive_geometry(*index);
+    if (!geometry.ok()) {
+        std::fprintf(stderr, "%s\n", geometry.status().message().c_str());
+        return 2;
+    }
+
+    llama_log_set([](ggml_log_level level, const char* text, void*) {
+        if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+    }, nullptr);
+    llama_backend_init();
+
+    // Which (flags, budget) pairs run. The budget index advances with the flags, so that any few picks together meet
+    // every pair of values.
+    const std::vector<Budget> sizes = budgets(*geometry);
+    std::vector<std::pair<Flags, Budget>> cases;
+    int number = 0;
+    for (int f = 0; f < 8; ++f) {
+        for (size_t b = 0; b < sizes.size(); ++b, ++number) {
+            const Flags flags{.repack = (f & 1) != 0, .threads = (f & 2) != 0 ? 2 : 1, .flash = (f & 4) != 0};
+            if (full || (static_cast<size_t>(f * 2 + pick) % sizes.size() == b) ) cases.emplace_back(flags, sizes[b]);
+        }
+    }
+
+    std::map<Flags, Outcome> stock;
+    for (const auto& [flags, size] : cases) {
+        if (stock.contains(flags)) continue;
+        stock[flags] = run(path, flags, work);
+        if (!stock[flags].ok) {
+            std::fprintf(stderr, "FAILED: stock llama.cpp does not run this model with %s\n", name(flags).c_str());
+            return 1;
+        }
+    }
+
+    int failures = 0;
+    for (const auto& [flags, size] : cases) {
+        sluice::Config config;
+        config.cache_bytes = size.bytes;
+        config.verbosity = sluice::Verbosity::error;
+        std::string error;
+        if (!sluice::start(config, &error)) {
+            std::fprintf(stderr, "FAILED: %s\n", error.c_str());
+            return 1;
+        }
+        const Outcome& want = stock[flags];
+        const Outcome got = run(path, flags, work);
+        size_t differing = 0;
+        if (got.ok && got.logits.size() == want.logits.size()) {
+            for (size_t i = 0; i < want.logits.size(); ++i) {
+                differing += std::memcmp(&want.logits[i], &got.logits[i], sizeof(float)) != 0 ? 1 : 0;
+            }
+        }
+        const bool same = got.ok && got.logits.size() == want.logits.size() && differing == 0 && got.state == want.state;
+        if (!same) {
+            ++failures;
+            std::printf("DIFFERS  %-22s %-18s ran %d, logits %zu of %zu differ, state %s %s\n", name(flags).c_str(), size.name,
+                        got.ok ? 1 : 0, differing, want.logits.size(), got.state == want.state ? "same" : "differs",
+                        sluice::last_error().c_str());
+        } else {
+            std::printf("same     %-22s %-18s %zu logits\n", name(flags).c_str(), size.name, want.logits.size());
+        }
+    }
+    std::printf("%zu cases, %d differ\n", cases.size(), failures);
+    return failures == 0 && !cases.empty() ? 0 : 1;
+}
