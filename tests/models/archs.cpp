@@ -61,6 +61,7 @@ constexpr float expert_gain = 3.0F;
 constexpr float logit_spread = 2.0F;
 // llama.cpp's numbers for expert gating functions.
 constexpr uint32_t gating_sigmoid = 2;
+constexpr uint32_t gating_sqrt_softplus = 4;
 
 std::string block(uint32_t layer, std::string_view name) {
     return fmt::format("blk.{}.{}", layer, name);
@@ -173,18 +174,24 @@ void selection_bias(Plan& p, uint32_t i) {
     bias(p, block(i, "exp_probs_b.bias"), {Sizes(p.spec()).experts}, 0.1F);
 }
 
-// The routed experts' matrices.
-void experts(Plan& p, uint32_t i) {
+// The routed experts' matrices. Some architectures give them a narrower stream than the model's, or no gate.
+void experts(Plan& p, uint32_t i, int64_t width, bool has_gate) {
     const Sizes n(p.spec());
-    const float in = 1.0F / std::sqrt(static_cast<float>(n.embd));
+    const float in = 1.0F / std::sqrt(static_cast<float>(width));
     const float out = expert_gain / std::sqrt(static_cast<float>(n.ff));
     if (p.spec().fused_gate_up) {
-        p.tensor(block(i, "ffn_gate_up_exps.weight"), {n.embd, 2 * n.ff, n.experts}, Fill::normal, in, Role::gate, i);
+        p.tensor(block(i, "ffn_gate_up_exps.weight"), {width, 2 * n.ff, n.experts}, Fill::normal, in, Role::gate, i);
     } else {
-        p.tensor(block(i, "ffn_gate_exps.weight"), {n.embd, n.ff, n.experts}, Fill::normal, in, Role::gate, i);
-        p.tensor(block(i, "ffn_up_exps.weight"), {n.embd, n.ff, n.experts}, Fill::normal, in, Role::up, i);
+        if (has_gate) {
+            p.tensor(block(i, "ffn_gate_exps.weight"), {width, n.ff, n.experts}, Fill::normal, in, Role::gate, i);
+        }
+        p.tensor(block(i, "ffn_up_exps.weight"), {width, n.ff, n.experts}, Fill::normal, in, Role::up, i);
     }
-    p.tensor(block(i, "ffn_down_exps.weight"), {n.ff, n.embd, n.experts}, Fill::normal, out, Role::down, i);
+    p.tensor(block(i, "ffn_down_exps.weight"), {n.ff, width, n.experts}, Fill::normal, out, Role::down, i);
+}
+
+void experts(Plan& p, uint32_t i) {
+    experts(p, i, p.spec().n_embd, true);
 }
 
 void shared_expert(Plan& p, uint32_t i, int64_t width) {
@@ -771,6 +778,258 @@ Status plan_qwen4exp(Plan& p) {
     return {};
 }
 
+// --- routing beside the usual place ---------------------------------------------------------------------------------
+
+ModelSpec llama4_defaults() {
+    ModelSpec s;
+    s.n_layer = 4;
+    s.n_ff = 96;
+    s.n_expert = 16;
+    s.n_expert_used = 1;
+    return s;
+}
+
+// The chosen experts' inputs are weighted, not their outputs; every other layer is dense.
+Status plan_llama4(Plan& p) {
+    const ModelSpec& s = p.spec();
+    if (Status status = need_layers(p, 2); !status) return status;
+    common_keys(p);
+    p.key("expert_feed_forward_length", s.n_ff);
+    p.key("interleave_moe_layer_step", uint32_t{2});
+    embeddings(p);
+    for (uint32_t i = 0; i < s.n_layer; ++i) {
+        p.norm(block(i, "attn_norm.weight"), s.n_embd);
+        attention(p, i);
+        p.norm(block(i, "ffn_norm.weight"), s.n_embd);
+        if (i % 2 == 0) {
+            dense_ffn(p, i);
+        } else {
+            router(p, i);
+            experts(p, i);
+            shared_expert(p, i, s.n_ff);
+        }
+    }
+    return {};
+}
+
+ModelSpec smallthinker_defaults() {
+    ModelSpec s;
+    s.n_layer = 4;
+    s.n_ff = 96;
+    return s;
+}
+
+// The router sees the layer's input, before attention: its choice is known early.
+Status plan_smallthinker(Plan& p) {
+    const ModelSpec& s = p.spec();
+    common_keys(p);
+    p.key("expert_feed_forward_length", s.n_ff);
+    p.key("expert_gating_func", gating_sigmoid);
+    p.key("attention.sliding_window", uint32_t{4096});
+    embeddings(p);
+    for (uint32_t i = 0; i < s.n_layer; ++i) {
+        p.norm(block(i, "attn_norm.weight"), s.n_embd);
+        attention(p, i);
+        p.norm(block(i, "ffn_norm.weight"), s.n_embd);
+        router(p, i);
+        experts(p, i);
+    }
+    return {};
+}
+
+ModelSpec grovemoe_defaults() {
+    ModelSpec s;
+    s.n_ff = 192;
+    return s;
+}
+
+// Two routed networks per layer: neighbouring experts share an adjugate one, chosen by the same router.
+Status plan_grovemoe(Plan& p) {
+    const ModelSpec& s = p.spec();
+    const Sizes n(s);
+    constexpr uint32_t per_group = 2;
+    constexpr int64_t width = 64;
+    if (s.n_expert % per_group != 0) return error(Code::invalid_argument, "grovemoe needs an even number of experts");
+    common_keys(p);
+    p.key("expert_feed_forward_length", s.n_ff);
+    p.key("expert_chunk_feed_forward_length", u32(width));
+    p.key("expert_group_scale", 0.5F);
+    p.key("experts_per_group", per_group);
+    embeddings(p);
+    const float in = 1.0F / std::sqrt(static_cast<float>(n.embd));
+    const float out = expert_gain / std::sqrt(static_cast<float>(width));
+    for (uint32_t i = 0; i < s.n_layer; ++i) {
+        const int64_t groups = n.experts / per_group;
+        p.norm(block(i, "attn_norm.weight"), n.embd);
+        attention(p, i);
+        head_norms(p, i, n.head_dim);
+        p.norm(block(i, "ffn_norm.weight"), n.embd);
+        router(p, i);
+        experts(p, i);
+        p.tensor(block(i, "ffn_gate_chexps.weight"), {n.embd, width, groups}, Fill::normal, in, Role::gate, i);
+        p.tensor(block(i, "ffn_up_chexps.weight"), {n.embd, width, groups}, Fill::normal, in, Role::up, i);
+        p.tensor(block(i, "ffn_down_chexps.weight"), {width, n.embd, groups}, Fill::normal, out, Role::down, i);
+    }
+    return {};
+}
+
+ModelSpec nemotron_defaults() {
+    ModelSpec s;
+    s.n_layer = 4;
+    s.n_expert = 16;
+    s.n_expert_used = 4;
+    return s;
+}
+
+// Layers of one kind each: Mamba 2, experts, attention, experts. The experts have no gate and work on a latent stream
+// of half the width.
+Status plan_nemotron_h_moe(Plan& p) {
+    const ModelSpec& s = p.spec();
+    const Sizes n(s);
+    if (Status status = need_layers(p, 3); !status) return status;
+    constexpr int64_t kernel = 4;
+    constexpr int64_t groups = 2;
+    const int64_t state = n.head_dim;
+    const int64_t inner = n.embd;
+    const int64_t channels = inner + 2 * groups * state;
+    const int64_t latent = n.embd / 2;
+    common_keys(p);
+    p.key("attention.layer_norm_epsilon", 1e-6F);
+    p.key("feed_forward_length", per_layer<uint32_t>(s, {0, s.n_ff, 0, s.n_ff}));
+    p.key("attention.head_count_kv", per_layer<uint32_t>(s, {0, 0, u32(n.heads_kv), 0}));
+    p.key("ssm.conv_kernel", u32(kernel));
+    p.key("ssm.inner_size", u32(inner));
+    p.key("ssm.state_size", u32(state));
+    p.key("ssm.time_step_rank", u32(n.heads));
+    p.key("ssm.group_count", u32(groups));
+    p.key("expert_feed_forward_length", s.n_ff);
+    p.key("expert_shared_feed_forward_length", s.n_ff_shared);
+    p.key("expert_shared_count", uint32_t{1});
+    p.key("expert_weights_norm", true);
+    p.key("expert_weights_scale", 1.5F);
+    p.key("moe_latent_size", u32(latent));
+    embeddings(p);
+    for (uint32_t i = 0; i < s.n_layer; ++i) {
+        p.norm(block(i, "attn_norm.weight"), n.embd);
+        if (i % 2 == 1) {
+            router(p, i);
+            selection_bias(p, i);
+            p.matrix(block(i, "ffn_latent_down.weight"), {n.embd, latent});
+            experts(p, i, latent, false);
+            p.matrix(block(i, "ffn_latent_up.weight"), {latent, n.embd});
+            p.matrix(block(i, "ffn_up_shexp.weight"), {n.embd, n.ff_shared});
+            p.matrix(block(i, "ffn_down_shexp.weight"), {n.ff_shared, n.embd});
+        } else if (i % 4 == 2) {
+            attention(p, i);
+        } else {
+            p.matrix(block(i, "ssm_in.weight"), {n.embd, inner + channels + n.heads});
+            p.tensor(block(i, "ssm_conv1d.weight"), {kernel, channels}, Fill::normal, 0.5F, Role::vector);
+            bias(p, block(i, "ssm_conv1d.bias"), {channels});
+            bias(p, block(i, "ssm_dt.bias"), {n.heads}, 0.5F);
+            p.tensor(block(i, "ssm_a"), {1, n.heads}, Fill::decay, 1.0F, Role::vector);
+            p.tensor(block(i, "ssm_d"), {1, n.heads}, Fill::positive, 1.0F, Role::vector);
+            p.tensor(block(i, "ssm_norm.weight"), {inner / groups, groups}, Fill::norm, 1.0F, Role::vector);
+            p.matrix(block(i, "ssm_out.weight"), {inner, n.embd});
+        }
+    }
+    return {};
+}
+
+ModelSpec deepseek4_defaults() {
+    ModelSpec s;
+    s.n_layer = 4;
+    s.n_ff = 64;
+    s.head_dim = 64;
+    return s;
+}
+
+// The first layer's experts are a table's answer to the token, known before anything is computed; the others have
+// square roots of softplus and a selection bias. Hyper-connections and compressed attention around them.
+Status plan_deepseek4(Plan& p) {
+    const ModelSpec& s = p.spec();
+    const Sizes n(s);
+    if (Status status = need_layers(p, 4); !status) return status;
+    constexpr uint32_t hash_layers = 1;
+    constexpr int64_t streams = 4;
+    constexpr int64_t mixes = (2 + streams) * streams;
+    constexpr int64_t index_heads = 4;
+    constexpr int64_t out_rank = 48;  // no multiple of 32: see Latent
+    const int64_t wide = streams * n.embd;
+    const int64_t rank_q = n.embd / 4;
+    const int64_t out_groups = n.heads;
+    const std::vector<uint32_t> ratios = per_layer<uint32_t>(s, {0, 4, 128, 0});
+
+    common_keys(p);
+    sigmoid_keys(p);
+    p.key("expert_gating_func", gating_sqrt_softplus);
+    p.key("expert_shared_count", uint32_t{1});
+    p.key("attention.head_count_kv", uint32_t{1});
+    p.key("rope.dimension_count", s.head_dim / 2);
+    p.key("attention.sliding_window", uint32_t{16});
+    p.key("attention.q_lora_rank", u32(rank_q));
+    p.key("attention.output_group_count", u32(out_groups));
+    p.key("attention.output_lora_rank", u32(out_rank));
+    p.key("attention.compress_ratios", ratios);
+    p.key("attention.compress_rope_freq_base", 160000.0F);
+    p.key("attention.indexer.head_count", u32(index_heads));
+    p.key("attention.indexer.key_length", s.head_dim);
+    p.key("attention.indexer.top_k", uint32_t{16});
+    p.key("hyper_connection.count", u32(streams));
+    p.key("hyper_connection.sinkhorn_iterations", uint32_t{2});
+    p.key("hyper_connection.epsilon", 1e-6F);
+    p.key("hash_layer_count", hash_layers);
+    p.key("swiglu_clamp_exp", 10.0F);
+
+    const float unit = 1.0F / std::sqrt(static_cast<float>(wide));
+    embeddings(p);
+    p.tensor("output_hc_fn.weight", {wide, streams}, Fill::normal, unit, Role::vector);
+    bias(p, "output_hc_base.weight", {streams}, 0.3F);
+    p.tensor("output_hc_scale.weight", {1}, Fill::positive, 1.0F, Role::vector);
+    for (uint32_t i = 0; i < s.n_layer; ++i) {
+        p.norm(block(i, "attn_norm.weight"), n.embd);
+        bias(p, block(i, "attn_sinks.weight"), {n.heads}, 1.0F);
+        p.matrix(block(i, "attn_q_a.weight"), {n.embd, rank_q});
+        p.norm(block(i, "attn_q_a_norm.weight"), rank_q);
+        p.matrix(block(i, "attn_q_b.weight"), {rank_q, n.heads * n.head_dim});
+        p.matrix(block(i, "attn_kv.weight"), {n.embd, n.head_dim});
+        p.norm(block(i, "attn_kv_a_norm.weight"), n.head_dim);
+        p.matrix(block(i, "attn_output_a.weight"), {n.heads * n.head_dim / out_groups, out_rank * out_groups});
+        p.matrix(block(i, "attn_output_b.weight"), {out_groups * out_rank, n.embd});
+        for (const char* which : {"attn", "ffn"}) {
+            p.tensor(block(i, fmt::format("hc_{}_fn.weight", which)), {wide, mixes}, Fill::normal, unit, Role::vector);
+            bias(p, block(i, fmt::format("hc_{}_base.weight", which)), {mixes}, 0.3F);
+            p.tensor(block(i, fmt::format("hc_{}_scale.weight", which)), {3}, Fill::positive, 1.0F, Role::vector);
+        }
+        if (ratios[i] != 0) {
+            const int64_t ratio = ratios[i];
+            const int64_t overlap = ratio == 4 ? 2 : 1;
+            p.matrix(block(i, "attn_compressor_kv.weight"), {n.embd, overlap * n.head_dim});
+            p.matrix(block(i, "attn_compressor_gate.weight"), {n.embd, overlap * n.head_dim});
+            bias(p, block(i, "attn_compressor_ape.weight"), {overlap * n.head_dim, ratio}, 0.3F);
+            p.norm(block(i, "attn_compressor_norm.weight"), n.head_dim);
+            if (ratio == 4) {
+                p.matrix(block(i, "indexer.proj.weight"), {n.embd, index_heads});
+                p.matrix(block(i, "indexer.attn_q_b.weight"), {rank_q, index_heads * n.head_dim});
+                p.matrix(block(i, "indexer_compressor_kv.weight"), {n.embd, 2 * n.head_dim});
+                p.matrix(block(i, "indexer_compressor_gate.weight"), {n.embd, 2 * n.head_dim});
+                bias(p, block(i, "indexer_compressor_ape.weight"), {2 * n.head_dim, ratio}, 0.3F);
+                p.norm(block(i, "indexer_compressor_norm.weight"), n.head_dim);
+            }
+        }
+        router(p, i);
+        if (i < hash_layers) {
+            p.tensor(block(i, "ffn_gate_tid2eid.weight"), {s.n_expert_used, n.vocab}, Fill::expert_ids, 1.0F,
+                     Role::vector);
+        } else {
+            selection_bias(p, i);
+        }
+        p.norm(block(i, "ffn_norm.weight"), n.embd);
+        experts(p, i);
+        shared_expert(p, i, n.ff);
+    }
+    return {};
+}
+
 }  // namespace
 
 const std::vector<Arch>& archs() {
@@ -787,6 +1046,11 @@ const std::vector<Arch>& archs() {
         {"lfm2moe", dense_lead_defaults, plan_lfm2moe, true, false},
         {"bailingmoe3", grouped_defaults, plan_bailingmoe3, true, false},
         {"qwen4exp", qwen4exp_defaults, plan_qwen4exp, true, true},
+        {"llama4", llama4_defaults, plan_llama4, true, false},
+        {"smallthinker", smallthinker_defaults, plan_smallthinker, true, false},
+        {"grovemoe", grovemoe_defaults, plan_grovemoe, true, false},
+        {"nemotron_h_moe", nemotron_defaults, plan_nemotron_h_moe, true, false},
+        {"deepseek4", deepseek4_defaults, plan_deepseek4, false, false},
     };
     return table;
 }

@@ -21,6 +21,7 @@ enum class Fill {
     decay,       // negative, between -scale and -scale / 10: state decay
     positive,    // between scale / 2 and 3 scale / 2
     vocabulary,  // as normal, but with rows of zeros for the tokens a random model had better not say
+    expert_ids,  // integers: each row names different experts
 };
 
 // Which of the spec's types a tensor takes.

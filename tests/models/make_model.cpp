@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <system_error>
 
 #include "archs.h"
@@ -116,6 +117,7 @@ ggml_type mixed_type(const TensorPlan& tensor) {
 }
 
 ggml_type type_of(const TensorPlan& tensor, const ModelSpec& spec) {
+    if (tensor.fill == Fill::expert_ids) return GGML_TYPE_I32;
     if (tensor.role == Role::vector) return GGML_TYPE_F32;
     const bool routed = tensor.role != Role::matrix;
     ggml_type type = info_of(spec.type).ggml;
@@ -141,12 +143,13 @@ Result<GgufPtr> new_gguf(uint32_t alignment) {
 // Draws values and brings them into a tensor's type.
 class Rows {
   public:
-    Rows(const TensorPlan& tensor, ggml_type type, uint64_t seed)
+    Rows(const TensorPlan& tensor, ggml_type type, const ModelSpec& spec)
         : tensor_(tensor),
+          n_expert_(spec.n_expert),
           type_(type),
           width_(tensor.shape.front()),
           row_bytes_(ggml_row_size(type, width_)),
-          random_(Random::seed_for(seed, tensor.name)) {}
+          random_(Random::seed_for(spec.seed, tensor.name)) {}
 
     [[nodiscard]] int64_t count() const {
         int64_t rows = 1;
@@ -157,6 +160,7 @@ class Rows {
 
     // The next `rows` rows, of which `first` is the first one's number.
     void draw(int64_t first, int64_t rows, std::vector<std::byte>& out) {
+        if (tensor_.fill == Fill::expert_ids) return draw_ids(rows, out);
         values_.resize(static_cast<size_t>(rows * width_));
         for (int64_t r = 0; r < rows; ++r) {
             float* row = values_.data() + r * width_;
@@ -172,6 +176,18 @@ class Rows {
     uint64_t random() { return random_.next(); }
 
   private:
+    void draw_ids(int64_t rows, std::vector<std::byte>& out) {
+        out.resize(static_cast<size_t>(rows) * row_bytes_);
+        std::vector<int32_t> ids(n_expert_);
+        for (int64_t r = 0; r < rows; ++r) {
+            std::iota(ids.begin(), ids.end(), 0);
+            for (size_t i = 0; i < static_cast<size_t>(width_); ++i) {
+                std::swap(ids[i], ids[i + random_.next() % (ids.size() - i)]);
+            }
+            std::memcpy(out.data() + static_cast<size_t>(r) * row_bytes_, ids.data(), row_bytes_);
+        }
+    }
+
     float value() {
         const float scale = tensor_.scale;
         switch (tensor_.fill) {
@@ -184,11 +200,14 @@ class Rows {
                 return (0.1F + 0.9F * random_.uniform()) * -scale;
             case Fill::positive:
                 return (0.5F + random_.uniform()) * scale;
+            case Fill::expert_ids:
+                break;
         }
         return 0.0F;
     }
 
     const TensorPlan& tensor_;
+    uint32_t n_expert_;
     ggml_type type_;
     int64_t width_;
     size_t row_bytes_;
@@ -202,7 +221,7 @@ Status write_bytes(FILE* file, const std::vector<std::byte>& bytes) {
 }
 
 Status write_tensor(FILE* file, const TensorPlan& tensor, ggml_type type, const ModelSpec& spec) {
-    Rows rows(tensor, type, spec.seed);
+    Rows rows(tensor, type, spec);
     const int64_t count = rows.count();
     const int64_t block = std::max<int64_t>(1, static_cast<int64_t>(values_per_block) / tensor.shape.front());
     std::vector<std::byte> bytes;

@@ -91,6 +91,11 @@ quantised qwen35moe Q4_K_M
 quantised lfm2moe Q4_0
 quantised bailingmoe3 Q8_0
 quantised qwen4exp Q8_0
+quantised llama4 Q4_K_M
+quantised smallthinker Q4_0
+quantised grovemoe Q8_0
+quantised nemotron_h_moe Q4_K_M
+quantised deepseek4 MXFP4_MOE
 
 sharded qwen3moe-deep-f16 2 50
 sharded qwen3moe-deep-f16 5 20
