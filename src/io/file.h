@@ -12,6 +12,8 @@ namespace sluice::io {
 
 enum class Access { direct, buffered };
 
+struct OpenCalls;  // open_calls.h: the system calls behind open(), replaceable by tests
+
 // Move-only owner of a descriptor. Immutable after open; reads through it may come from any thread.
 class File {
   public:
@@ -20,6 +22,10 @@ class File {
     // say), and reads one aligned block both ways to see that it works and agrees. If it does not, the file is opened
     // buffered and fallback_reason() says why. Errors name the path.
     static Result<File> open(const std::string& path, Access access);
+    static Result<File> open(const std::string& path, Access access, const OpenCalls& calls);
+    // A file without a descriptor, whose bytes only a simulated device knows. It is `direct` when an alignment is
+    // above 1; device 0 and a number of its own stand for its identity. The alignments are powers of two.
+    static File simulated(std::string path, uint64_t size, uint32_t offset_align = 1, uint32_t mem_align = 1);
 
     File(File&& other) noexcept { swap(other); }
     File& operator=(File&& other) noexcept {

@@ -1,0 +1,146 @@
+// Owns: a read engine without a drive: it obeys the contract of Engine on a virtual clock, with latency, bandwidth,
+// reordering and faults that a seed or a script decides.
+// Keeps: the same seed, script and calls give the same completions at the same virtual times; a buffer holds garbage
+// from submission until its read has completed, so that using it early shows.
+#pragma once
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "io/engine.h"
+#include "io/read_table.h"
+
+namespace sluice::io {
+
+// What goes wrong with one read.
+struct Fault {
+    enum class Kind {
+        none,
+        short_read,   // the first attempt gives `bytes` only (at least 1, below the length); the engine reads on
+        interrupted,  // `times` attempts end with EINTR; the engine repeats them
+        again,        // the same with EAGAIN
+        error,        // completes with `error_number`
+        bit_flip,     // completes well, with bit `bit` of the needed bytes inverted
+        truncated,    // the file ends `bytes` bytes after the read's offset
+        stall,        // comes `delay` later
+    };
+    Kind kind = Kind::none;
+    uint32_t bytes = 0;
+    uint64_t bit = 0;  // modulo the bits that are needed
+    unsigned times = 1;
+    int error_number = EIO;
+    Nanos delay = 0;
+
+    static Fault short_read(uint32_t bytes) { return {.kind = Kind::short_read, .bytes = bytes}; }
+    static Fault interrupted(unsigned times = 1) { return {.kind = Kind::interrupted, .times = times}; }
+    static Fault again(unsigned times = 1) { return {.kind = Kind::again, .times = times}; }
+    static Fault error(int error_number = EIO) { return {.kind = Kind::error, .error_number = error_number}; }
+    static Fault bit_flip(uint64_t bit = 0) { return {.kind = Kind::bit_flip, .bit = bit}; }
+    static Fault truncated(uint32_t bytes = 0) { return {.kind = Kind::truncated, .bytes = bytes}; }
+    static Fault stall(Nanos delay) { return {.kind = Kind::stall, .delay = delay}; }
+};
+
+// How probable each fault is for a read that the script does not mention. Their sum is at most 1.
+struct FaultRates {
+    double short_read = 0;
+    double interrupted = 0;
+    double again = 0;
+    double error = 0;
+    double bit_flip = 0;
+    double truncated = 0;
+    double stall = 0;
+    Nanos stall_delay = 100'000'000;
+};
+
+struct SimOptions {
+    uint64_t seed = 1;
+    // Reads that the device serves at once; the rest wait in order of submission.
+    unsigned channels = 8;
+    // One attempt takes latency + nanos_per_byte * its length, on its own channel, times 1 up to 1 + jitter.
+    Nanos latency = 100'000;
+    double nanos_per_byte = 1.0;
+    double jitter = 0;
+    // Hands out completions that are there together in a random order.
+    bool shuffle = false;
+    bool poison = true;
+    FaultRates rates = {};
+};
+
+struct SimCounters {
+    uint64_t reads = 0;      // submitted
+    uint64_t completed = 0;  // well
+    uint64_t failed = 0;     // with an error
+    uint64_t attempts = 0;   // at the device; more than completed + failed when something was retried
+    uint64_t bytes = 0;      // moved by all attempts
+    uint64_t faults = 0;     // reads that a fault was planned for
+};
+
+// One read of the past, by the order of submission.
+struct SimRead {
+    ReadOp op;
+    Fault::Kind fault = Fault::Kind::none;
+    Nanos submitted = 0;
+    Nanos finished = -1;  // -1: not yet
+    int error = 0;
+};
+
+class SimEngine final : public Engine {
+  public:
+    // `clock` outlives the engine; wait() moves it when nothing has finished yet.
+    explicit SimEngine(VirtualClock& clock, const SimOptions& options = {});
+
+    // The bytes of a file, known by its address: do not move the File afterwards. A file without contents is read
+    // through its descriptor.
+    void set_contents(const File& file, std::vector<std::byte> contents);
+    // Shortens the contents from now on, also for reads under way.
+    void truncate(const File& file, uint64_t bytes);
+    // The k-th read submitted in this engine's life, from 0, suffers `fault`, whatever the rates say.
+    void fault_at(uint64_t k, const Fault& fault) { script_[k] = fault; }
+
+    void submit(std::span<const ReadOp> batch) override;
+    size_t wait(std::span<Completion> out) override;
+    [[nodiscard]] size_t outstanding() const override { return reads_.size() + over_.size(); }
+    [[nodiscard]] const char* name() const override { return "simulated"; }
+
+    [[nodiscard]] const SimCounters& counters() const { return counters_; }
+    [[nodiscard]] const std::vector<SimRead>& history() const { return history_; }
+
+  private:
+    struct Active {
+        ReadTable::Index slot = 0;
+        uint64_t number = 0;  // in history_
+        Fault fault;          // what is left of it
+        Nanos finish = 0;     // of the attempt under way
+    };
+
+    double uniform();  // [0, 1)
+    Fault draw_fault(const ReadOp& op);
+    Nanos service_time(const PartialRead& read);
+    void begin(Active read, Nanos at);
+    void run_until(Nanos t);
+    int64_t attempt(const PartialRead& read, Fault& fault);
+    int64_t read_contents(const File& file, std::byte* dst, uint64_t length, uint64_t offset) const;
+    void finish(const Active& read);
+
+    VirtualClock& clock_;
+    const SimOptions options_;
+    std::mt19937_64 random_;
+    std::map<const File*, std::vector<std::byte>> contents_;
+    std::map<uint64_t, Fault> script_;
+
+    ReadTable reads_;
+    std::deque<Active> waiting_;
+    std::vector<Active> active_;
+    std::vector<Completion> over_;
+    SimCounters counters_;
+    std::vector<SimRead> history_;
+};
+
+}  // namespace sluice::io

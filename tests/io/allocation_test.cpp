@@ -1,0 +1,58 @@
+// Keeps: an engine allocates when it is made and never again, however many reads pass through it.
+#include <array>
+#include <atomic>
+#include <new>
+
+#include "tests/io/support.h"
+
+// Sanitizers bring their own operator new; there the count stays 0 and the test says nothing.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+namespace {
+std::atomic<uint64_t> allocations = 0;
+}
+
+void* operator new(std::size_t n) {
+    allocations.fetch_add(1, std::memory_order_relaxed);
+    if (void* p = std::malloc(n > 0 ? n : 1)) return p;
+    throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept {
+    std::free(p);
+}
+void operator delete(void* p, std::size_t) noexcept {
+    std::free(p);
+}
+
+namespace sluice::io {
+namespace {
+
+using namespace testing_support;
+
+TEST(Engines, DoNotAllocatePerRead) {
+    const TempFile temp(64 * 4096);
+    const File file = temp.open(Access::direct);
+    const Buffer buffer(1024 * 4096);
+    std::vector<ReadOp> batch(1024);
+    for (size_t i = 0; i < batch.size(); ++i) {
+        batch[i] = {&file, i % 64 * 4096, 4096, 4096, buffer.data() + i * 4096, i};
+    }
+    for (const auto make : {make_uring, make_pool}) {
+        const std::unique_ptr<Engine> engine = make(8);
+        if (engine == nullptr) continue;
+        std::array<Completion, 32> out;
+        // The first round lets the pool's threads reach their loop.
+        for (int round = 0; round < 2; ++round) {
+            const uint64_t before = allocations.load();
+            engine->submit(batch);
+            while (engine->wait(out) > 0) {
+            }
+            if (round > 0) {
+                EXPECT_EQ(allocations.load(), before) << engine->name();
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace sluice::io
+#endif
