@@ -34,7 +34,6 @@ struct ModelRuntime {
     std::vector<std::vector<WeightForm>> forms;      // [set][component]
     std::vector<std::vector<bool>> same_delta;       // [set][component]: all experts sit equally deep in their slots
     trace::Counters counters;                        // guarded by mutex
-    int first_layer_set = 0;                         // the set that counts tokens
 };
 
 // What an expert tensor of the graph refers to (ggml_tensor::extra of the weight points here).

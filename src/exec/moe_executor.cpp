@@ -64,8 +64,6 @@ MoeExecutor::~MoeExecutor() { ggml_free(context_); }
 
 ggml_status MoeExecutor::compute(ggml_cgraph* graph) {
     last_error_ = Status();
-    counted_runtime_ = nullptr;
-    counted_set_ = UINT32_MAX;
     ggml_status status = run(graph);
     if (status == GGML_STATUS_SUCCESS) status = flush();
     ggml_graph_clear(graph_);
@@ -175,26 +173,40 @@ Status MoeExecutor::route(const ggml_tensor* ids, uint32_t n_expert) {
     return {};
 }
 
-void MoeExecutor::count_lookups(const WeightRef& weight, int64_t n_tokens) {
-    ModelRuntime& runtime = *weight.runtime;
-    // A block visits a set once, however many of its nodes look the experts up.
-    if (counted_runtime_ == &runtime && counted_set_ == weight.set) return;
-    counted_runtime_ = &runtime;
-    counted_set_ = weight.set;
-    trace::PhaseCounters& phase = n_tokens == 1 ? runtime.counters.decode : runtime.counters.prefill;
-    if (static_cast<int>(weight.set) == runtime.first_layer_set) phase.tokens += static_cast<uint64_t>(n_tokens);
-    phase.lookups += records_.size();
-    for (const RecordId r : records_) phase.hits += runtime.fetcher->resident(r) ? 1 : 0;
+trace::PhaseCounters& MoeExecutor::phase(ModelRuntime& runtime) const {
+    return decoding_ ? runtime.counters.decode : runtime.counters.prefill;
 }
 
-void MoeExecutor::count_fetch(ModelRuntime& runtime, int64_t n_tokens, const sched::FetchCounters& before) {
+void MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids) {
+    ModelRuntime& runtime = *weight.runtime;
+    constexpr uint8_t kUnknown = UINT8_MAX;
+    if (counted_runtime_ != &runtime) {
+        counting_component_.assign(runtime.store->geometry().sets.size(), kUnknown);
+        counted_set_ = UINT32_MAX;
+        counted_runtime_ = &runtime;
+    }
+    // A block visits a set once, however many of its nodes look the experts up, and in however many pieces it comes.
+    uint8_t& counting = counting_component_[weight.set];
+    if (counting == kUnknown) counting = static_cast<uint8_t>(weight.component);
+    if (counting != weight.component) return;
+    const bool new_pass = counted_set_ == UINT32_MAX || weight.set <= counted_set_;
+    counted_set_ = weight.set;
+    if (new_pass) {
+        decoding_ = ids->ne[1] == 1;
+        phase(runtime).tokens += static_cast<uint64_t>(ids->ne[1]);
+    }
+    phase(runtime).lookups += records_.size();
+    for (const RecordId r : records_) phase(runtime).hits += runtime.fetcher->resident(r) ? 1 : 0;
+}
+
+void MoeExecutor::count_fetch(ModelRuntime& runtime, const sched::FetchCounters& before) const {
     const sched::FetchCounters& now = runtime.fetcher->counters();
-    trace::PhaseCounters& phase = n_tokens == 1 ? runtime.counters.decode : runtime.counters.prefill;
-    phase.reads += now.reads - before.reads;
-    phase.logical_bytes += now.logical_bytes - before.logical_bytes;
-    phase.physical_bytes += now.physical_bytes - before.physical_bytes;
-    phase.read_wait += now.wait - before.wait;
-    phase.convert += now.convert - before.convert;
+    trace::PhaseCounters& p = phase(runtime);
+    p.reads += now.reads - before.reads;
+    p.logical_bytes += now.logical_bytes - before.logical_bytes;
+    p.physical_bytes += now.physical_bytes - before.physical_bytes;
+    p.read_wait += now.wait - before.wait;
+    p.convert += now.convert - before.convert;
 }
 
 ggml_status MoeExecutor::mul_mat_id(ggml_tensor* node, const WeightRef& weight) {
@@ -222,7 +234,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_tensor* node, const WeightRef& weight) 
     for (uint32_t e = 0; e < n_expert; ++e) {
         if (row_begin_[e + 1] > row_begin_[e]) records_.push_back(runtime.store->record(weight.set, e));
     }
-    count_lookups(weight, ids->ne[1]);
+    count_lookups(weight, ids);
 
     sched::Fetcher& fetcher = *runtime.fetcher;
     const size_t leased = fetcher.lease(records_);
@@ -233,7 +245,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_tensor* node, const WeightRef& weight) 
     }
     const sched::FetchCounters before = fetcher.counters();
     Status loaded = fetcher.load(records_, UINT8_MAX);
-    count_fetch(runtime, ids->ne[1], before);
+    count_fetch(runtime, before);
     if (!loaded.ok()) {
         fetcher.release(records_);
         records_.clear();
@@ -252,19 +264,17 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
     ModelRuntime& runtime = *weight.runtime;
     sched::Fetcher& fetcher = *runtime.fetcher;
     std::span<RecordId> left(records_);
-    const int64_t n_tokens = node->src[2]->ne[1];
-    trace::PhaseCounters& phase = n_tokens == 1 ? runtime.counters.decode : runtime.counters.prefill;
     while (!left.empty()) {
         if (leased == 0) return fail(error(Code::internal, "no slot is free although nothing is leased"));
         const std::span<RecordId> wave = left.first(leased);
         const sched::FetchCounters before = fetcher.counters();
         Status loaded = fetcher.load(wave, static_cast<sched::ComponentMask>(1U << weight.component));
-        count_fetch(runtime, n_tokens, before);
+        count_fetch(runtime, before);
         const ggml_status status = loaded.ok() ? run_gathered(node, weight, wave) : GGML_STATUS_FAILED;
         fetcher.release(wave);
         if (!loaded.ok()) return fail(std::move(loaded));
         if (status != GGML_STATUS_SUCCESS) return status;
-        ++phase.waves;
+        ++phase(runtime).waves;
         left = left.subspan(leased);
         if (!left.empty()) leased = fetcher.lease(left);
     }

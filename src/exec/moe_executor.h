@@ -66,8 +66,9 @@ class MoeExecutor {
     ggml_status flush();
     void let_go();
     ggml_status fail(Status status);
-    void count_lookups(const WeightRef& weight, int64_t n_tokens);
-    void count_fetch(ModelRuntime& runtime, int64_t n_tokens, const sched::FetchCounters& before);
+    trace::PhaseCounters& phase(ModelRuntime& runtime) const;
+    void count_lookups(const WeightRef& weight, const ggml_tensor* ids);
+    void count_fetch(ModelRuntime& runtime, const sched::FetchCounters& before) const;
 
     ggml_tensor* new_tensor();
     int32_t* new_ints(size_t n);
@@ -81,8 +82,12 @@ class MoeExecutor {
     Status last_error_;
 
     Held held_;
+    // A pass through the model visits its sets in rising order. Its phase is told by its first set: the last layer of a
+    // prompt may have a single row, since only outputs that somebody asked for are computed there.
     const ModelRuntime* counted_runtime_ = nullptr;
     uint32_t counted_set_ = UINT32_MAX;
+    std::vector<uint8_t> counting_component_;  // by set: the component whose node comes first, as once seen
+    bool decoding_ = false;
     std::vector<RecordId> records_;        // distinct experts of the block
     std::vector<int32_t> row_begin_;       // [n_expert + 1] into rows_
     std::vector<Row> rows_;                // by expert

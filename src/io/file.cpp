@@ -151,6 +151,8 @@ Result<File> File::open(const std::string& path, Access access, const OpenCalls&
     f.size_ = static_cast<uint64_t>(st.st_size);
     f.device_ = st.st_dev;
     f.inode_ = st.st_ino;
+    // Keeps the kernel from reading ahead on its own: every read of an expert is one that we asked for.
+    (void)posix_fadvise(f.fd_, 0, 0, POSIX_FADV_RANDOM);
     if (access == Access::buffered) return f;
 
     Direct direct = try_direct(f.fd_, f.size_, calls);

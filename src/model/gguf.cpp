@@ -19,7 +19,7 @@
 namespace sluice::model {
 namespace {
 
-constexpr uint64_t kFirstPrefix = MiB;
+constexpr uint64_t kFirstPrefix = 256 * KiB;
 
 class Descriptor {
   public:
@@ -86,6 +86,8 @@ Result<LoadedFile> load_file(const std::string& path) {
     loaded.entry.device = info.st_dev;
     loaded.entry.inode = info.st_ino;
     std::string head;
+    // Read-ahead would bring in megabytes of payload behind the header.
+    (void)posix_fadvise(file.get(), 0, 0, POSIX_FADV_RANDOM);
     for (uint64_t want = std::min(size, kFirstPrefix);; want = std::min({size, 2 * want, kMaxHeaderBytes})) {
         const uint64_t have = head.size();
         head.resize(want);

@@ -1,7 +1,7 @@
 // Owns: the index of a GGUF model -- which tensor lies where -- over one file or a split set.
 // Keeps: every tensor of an opened index lies wholly inside its file as it was at open, and no two tensors share a byte
 // or a name; no size or offset read from a file is used before it was checked. Only a prefix of each file is read, the
-// header and at most as much again (but at least 1 MiB where there is that much); payload is never looked at.
+// header and at most as much again (but at least 256 KiB where there is that much); payload is never looked at.
 #pragma once
 
 #include <array>

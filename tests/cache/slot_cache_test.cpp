@@ -97,7 +97,7 @@ TEST(SlotCache, InvariantsHoldUnderRandomUse) {
         SlotCache cache = make_cache(20, slots);
         std::vector<RecordId> leased;
         for (int step = 0; step < 5000; ++step) {
-            const RecordId r = random() % 20;
+            const auto r = static_cast<RecordId>(random() % 20);
             if (random() % 3 != 0) {
                 if (cache.lease(r) != kNoSlot) leased.push_back(r);
             } else if (!leased.empty()) {

@@ -96,7 +96,7 @@ Status check_spec(const ModelSpec& s) {
         }
         if (s.n_expert_used > s.n_group_used * group) return bad("the groups used have fewer experts than top-k");
     }
-    if (s.n_dense_lead >= s.n_layer) return bad("all layers would be dense");
+    if (s.n_dense_lead > s.n_layer) return bad("there are not that many layers to be dense");
     if (s.n_vocab < min_vocab || s.n_vocab > max_vocab) {
         return bad(fmt::format("the vocabulary must have {} to {} tokens", min_vocab, max_vocab));
     }

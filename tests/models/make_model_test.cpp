@@ -260,7 +260,7 @@ TEST_F(MakeModel, RefusesWhatCouldNotLoad) {
     refused("gpt-oss", [](ModelSpec& s) { s.tied_output = true; });
     refused("deepseek2", [](ModelSpec& s) { s.n_group = 3; });
     refused("deepseek2", [](ModelSpec& s) { s.n_expert_used = 5; });
-    refused("glm4moe", [](ModelSpec& s) { s.n_dense_lead = s.n_layer; });
+    refused("glm4moe", [](ModelSpec& s) { s.n_dense_lead = s.n_layer + 1; });
     refused("qwen35moe", [](ModelSpec& s) { s.n_layer = 1; });
     EXPECT_EQ(default_spec("no-such").status().code(), Code::invalid_argument);
     EXPECT_EQ(parse_weight_type("q3").status().code(), Code::invalid_argument);

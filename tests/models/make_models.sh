@@ -8,7 +8,8 @@ if [ $# -ne 3 ]; then
     sed -n 's/^# Usage/usage/p' "$0" >&2
     exit 2
 fi
-directory=$1 make_model=$2 llama_bin=$3
+directory=$1 make_model=$(realpath "$2") llama_bin=$(realpath "$3")
+script=$(realpath "${BASH_SOURCE[0]}")
 mkdir -p "$directory"
 cd "$directory"
 # Test runs of two build presets may share the directory.
@@ -18,7 +19,7 @@ flock 9
 fresh() { # FILE: is there nothing to do?
     [ -e "$1" ] && [ "$1" -nt "$make_model" ] && [ "$1" -nt "$script" ]
 }
-script=$(realpath "${BASH_SOURCE[0]}")
+
 
 made() { # NAME GENERATOR-OPTIONS...
     local name=$1
@@ -68,6 +69,9 @@ made qwen35moe-fused-f16 --arch qwen35moe --fused
 made deepseek2-fused-f16 --arch deepseek2 --fused
 made gemma4-separate-f16 --arch gemma4 --separate
 made gemma4-ple-f16 --arch gemma4 --embd-per-layer 32
+# No experts at all, and enough of everything that a per cent of the dense bytes is more than rounding.
+made dense-f16 --arch deepseek2 --layers 3 --dense-layers 3
+made wide-f16 --arch qwen3moe --embd 512 --ff 256 --layers 2 --experts 32 --vocab 8192
 made glm4moe-groups-f16 --arch glm4moe --groups 4 --groups-used 2
 
 # Every type that has kernels of its own.

@@ -1,0 +1,53 @@
+// Owns: the commands of the program `sluice` and how each talks to people.
+// Keeps: exit codes: 0 well, 1 it failed, 2 the command line is wrong, 130 interrupted. Text goes to standard output,
+// everything about the run to standard error.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "sluice/sluice.h"
+
+namespace sluice::cli {
+
+inline constexpr int kOk = 0;
+inline constexpr int kFailed = 1;
+inline constexpr int kUsage = 2;
+inline constexpr int kInterrupted = 130;
+
+struct Command {
+    const char* name;
+    const char* arguments;  // for the usage line
+    const char* summary;    // one line
+    const char* help;       // paragraphs
+    const char* stock;      // the stock tool whose options it takes; nullptr for none
+    int (*run)(std::vector<std::string> arguments);
+};
+std::span<const Command> commands();
+const Command* find_command(const std::string& name);
+
+int run_command(std::vector<std::string> arguments);
+int chat_command(std::vector<std::string> arguments);
+int serve_command(std::vector<std::string> arguments);
+int bench_command(std::vector<std::string> arguments);
+int perplexity_command(std::vector<std::string> arguments);
+int inspect_command(std::vector<std::string> arguments);
+
+// One line "sluice: error: ..." on standard error.
+int fail(const Status& status, int code);
+
+// "--help" in words, also the source of the man page and the completion.
+std::string help_text(const Command& command);
+std::string main_help();
+std::string man_page();
+std::string bash_completion();
+std::string options_markdown();
+
+// Environment first, then our flags, which are taken out of `arguments`; registers Sluice.
+Status start_streaming(std::vector<std::string>& arguments, Config& config);
+// The model named by -m/--model must be a MoE that llama.cpp knows; settings that would read it all are refused.
+Status check_arguments(const std::vector<std::string>& arguments);
+
+}  // namespace sluice::cli

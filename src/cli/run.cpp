@@ -1,0 +1,158 @@
+// Owns: `sluice run`: one prompt, its text, an honest summary.
+#include <arg.h>
+#include <common.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+
+#include "base/bytes.h"
+#include "cli/commands.h"
+#include "engine/generate.h"
+#include "trace/process.h"
+
+namespace sluice::cli {
+namespace {
+
+std::atomic<bool> g_stop{false};
+
+// The first Ctrl-C ends the run with its summary, a second one ends the program.
+void on_interrupt(int) {
+    if (g_stop.exchange(true)) _exit(kInterrupted);
+}
+
+// A bar on a terminal, nothing in a pipe.
+class LoadBar {
+  public:
+    bool operator()(float progress) {
+        if (!on_terminal_) return true;
+        const int percent = static_cast<int>(progress * 100.0F);
+        if (percent == last_) return true;
+        last_ = percent;
+        constexpr int kBar = 30;
+        std::string bar(static_cast<size_t>(percent * kBar / 100), '#');
+        bar.resize(kBar, '.');
+        std::fprintf(stderr, "\rloading [%s] %3d %%", bar.c_str(), percent);
+        if (percent >= 100) std::fputs("\r\033[K", stderr);
+        std::fflush(stderr);
+        return true;
+    }
+
+  private:
+    bool on_terminal_ = isatty(STDERR_FILENO) == 1;
+    int last_ = -1;
+};
+
+std::string per_second(int n, double seconds) {
+    return n > 0 && seconds > 0 ? fmt::format("{:.2f} tok/s", n / seconds) : "not measured";
+}
+
+std::string mib(std::optional<uint64_t> bytes) {
+    return bytes ? fmt::format("{:.1f} MiB", to_mib(*bytes)) : "not measured";
+}
+
+void print_summary(const engine::Generation& g) {
+    const PhaseStats& d = g.at_end.decode;
+    // The last token is sampled but never decoded: bytes and hits belong to the tokens that went through the model.
+    const auto decoded = static_cast<double>(d.tokens);
+    const trace::ProcessMemory memory = trace::process_memory();
+    std::string out;
+    out += fmt::format("generated {} tokens at {} (whole loop), prompt {} tokens at {}, loaded in {:.2f} s\n", g.tokens,
+                       per_second(g.tokens, g.decode_seconds), g.prompt_tokens, per_second(g.prompt_tokens, g.prefill_seconds),
+                       g.load_seconds);
+    out += fmt::format("experts:  cache {:.1f} MiB holds {} of {}, decode hit rate {}, {} read per token\n",
+                       to_mib(g.at_end.cache_bytes), g.at_end.slots, g.at_end.experts,
+                       d.lookups > 0 ? fmt::format("{:.1f} %", 100.0 * static_cast<double>(d.hits) / static_cast<double>(d.lookups)) : "not measured",
+                       decoded > 0 ? fmt::format("{:.2f} MiB", to_mib(d.bytes_physical) / decoded) : "not measured");
+    if (g.decode_seconds > 0 && decoded > 0) {
+        out += fmt::format("waiting:  {:.0f} % of decode time for reads, {:.0f} % for repacking\n", d.read_wait_ms / 10 / g.decode_seconds,
+                           d.repack_ms / 10 / g.decode_seconds);
+    }
+    out += fmt::format("memory:   {} resident, peak {}\n", mib(memory.rss), mib(memory.peak));
+    out += "lossy:    none\n";
+    if (g.context_full) out += "stopped:  the context is full (-c sets its size)\n";
+    if (g.interrupted) out += "stopped:  interrupted\n";
+    std::fputs(out.c_str(), stderr);
+}
+
+// Options of llama-completion that mean nothing to a run of one prompt.
+Status refuse_without_effect(const common_params& params) {
+    const char* flag = params.interactive || params.interactive_first                             ? "-i"
+                       : params.conversation_mode == COMMON_CONVERSATION_MODE_ENABLED             ? "-cnv (use --chat, or sluice chat)"
+                       : !params.path_prompt_cache.empty()                                        ? "--prompt-cache"
+                       : !params.input_prefix.empty() || !params.input_suffix.empty()             ? "--in-prefix/--in-suffix"
+                       : params.embedding                                                         ? "--embedding"
+                                                                                                  : nullptr;
+    return flag == nullptr ? Status() : error(Code::invalid_argument, "{} has no effect in sluice run", flag);
+}
+
+}  // namespace
+
+int run_command(std::vector<std::string> arguments) {
+    bool help = false;
+    engine::GenerateOptions options;
+    for (auto it = arguments.begin(); it != arguments.end();) {
+        help = help || *it == "--help" || *it == "-h" || *it == "--usage";
+        if (*it == "--chat") {
+            options.chat = true;
+            it = arguments.erase(it);
+        } else {
+            ++it;
+        }
+    }
+    if (help) {
+        std::fputs(help_text(*find_command("run")).c_str(), stdout);
+        std::fputs("\n  --chat\n        Put the prompt into the model's chat template as the user's message.\n\n", stdout);
+        std::fflush(stdout);
+    } else {
+        Config config;
+        if (Status s = start_streaming(arguments, config); !s.ok()) return fail(s, kUsage);
+        if (Status s = check_arguments(arguments); !s.ok()) return fail(s, kFailed);
+    }
+
+    common_params params;
+    common_init();
+    params.verbosity = 1;  // LOG_LEVEL_ERROR: the text is what people want to see; -v shows llama.cpp's log
+    std::string program = "sluice run";
+    std::vector<char*> argv{program.data()};
+    for (std::string& a : arguments) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    if (!common_params_parse(static_cast<int>(argv.size()) - 1, argv.data(), params, LLAMA_EXAMPLE_COMPLETION)) return kUsage;
+    if (Status s = refuse_without_effect(params); !s.ok()) return fail(s, kUsage);
+    if (params.model.path.empty()) return fail(error(Code::invalid_argument, "which model? give it with -m"), kUsage);
+    if (params.prompt.empty()) {
+        if (isatty(STDIN_FILENO) == 1) {
+            return fail(error(Code::invalid_argument, "there is no prompt: give one with -p, -f or on standard input"), kUsage);
+        }
+        params.prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+    }
+    options.prompt = params.prompt;
+
+    struct sigaction action {};
+    action.sa_handler = on_interrupt;
+    sigaction(SIGINT, &action, nullptr);
+    sigaction(SIGTERM, &action, nullptr);
+
+    options.stop = &g_stop;
+    options.on_load = LoadBar();
+    bool output_broken = false;
+    options.on_text = [&](const std::string& text) {
+        if (text.empty() || output_broken) return;
+        output_broken = std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0;
+        if (output_broken) g_stop = true;
+    };
+    signal(SIGPIPE, SIG_IGN);
+
+    const engine::Generation g = engine::generate(params, options);
+    if (g.tokens > 0) std::fputs("\n", stdout);
+    std::fflush(stdout);
+    if (g.prompt_tokens > 0 && g.prefill_seconds > 0) print_summary(g);
+    if (!g.status.ok()) return fail(g.status, kFailed);
+    if (output_broken) return fail(error(Code::io_error, "standard output is closed or full"), kFailed);
+    return g.interrupted ? kInterrupted : kOk;
+}
+
+}  // namespace sluice::cli

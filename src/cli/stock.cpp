@@ -1,0 +1,108 @@
+// Owns: the stock llama.cpp tools run in this process with streaming on.
+// Keeps: every option that is not ours reaches the tool unchanged.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "backend/host_flags.h"
+#include "backend/options.h"
+#include "base/bytes.h"
+#include "cli/commands.h"
+#include "engine/generate.h"
+#include "model/geometry.h"
+
+// llama.cpp's tools as libraries; it declares these in no header.
+int llama_cli(int argc, char** argv);
+int llama_server(int argc, char** argv);
+int llama_bench(int argc, char** argv);
+int llama_perplexity(int argc, char** argv);
+
+extern char** environ;
+
+namespace sluice::cli {
+namespace {
+
+bool asks_help(const std::vector<std::string>& arguments) {
+    return std::any_of(arguments.begin(), arguments.end(),
+                       [](const std::string& a) { return a == "--help" || a == "-h" || a == "--usage"; });
+}
+
+// What was read, for tools whose own report knows nothing of it.
+void print_streaming_summary() {
+    const Stats s = stats();
+    if (s.cache_bytes == 0) return;
+    const auto line = [](const char* name, const PhaseStats& p) {
+        if (p.lookups == 0) return;
+        std::fprintf(stderr, "sluice: %s: %.1f %% of %llu expert look-ups hit the cache, %s read, %.2f s waited\n", name,
+                     100.0 * static_cast<double>(p.hits) / static_cast<double>(p.lookups),
+                     static_cast<unsigned long long>(p.lookups), human_bytes(p.bytes_physical).c_str(), p.read_wait_ms / 1e3);
+    };
+    std::fprintf(stderr, "sluice: expert cache %s, %llu of %llu experts fit; lossy options: none\n",
+                 human_bytes(s.cache_bytes).c_str(), static_cast<unsigned long long>(s.slots),
+                 static_cast<unsigned long long>(s.experts));
+    line("prefill", s.prefill);
+    line("decode", s.decode);
+}
+
+int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::string> arguments) {
+    if (asks_help(arguments)) {
+        std::fputs(help_text(*find_command(command)).c_str(), stdout);
+        std::fflush(stdout);
+    } else {
+        Config config;
+        if (Status s = start_streaming(arguments, config); !s.ok()) return fail(s, kUsage);
+        if (Status s = check_arguments(arguments); !s.ok()) return fail(s, kFailed);
+    }
+    std::string program = std::string("sluice ") + command;
+    std::vector<char*> argv{program.data()};
+    for (std::string& a : arguments) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    const int rc = tool(static_cast<int>(argv.size()) - 1, argv.data());
+    print_streaming_summary();
+    return rc;
+}
+
+}  // namespace
+
+int fail(const Status& status, int code) {
+    std::fprintf(stderr, "sluice: error: %s\n", status.message().c_str());
+    return code;
+}
+
+Status start_streaming(std::vector<std::string>& arguments, Config& config) {
+    if (Status s = backend::read_environment(config, environ); !s.ok()) return s;
+    if (Status s = backend::take_options(config, arguments); !s.ok()) return s;
+    // The plug-in named for stock tools would be a second copy of what this program already contains.
+    if (const char* plugin = std::getenv("GGML_BACKEND_PATH"); plugin != nullptr && std::strstr(plugin, "ggml-sluice") != nullptr) {
+        unsetenv("GGML_BACKEND_PATH");
+    }
+    std::string why;
+    if (!start(config, &why)) return error(Code::unsupported, "{}", why);
+    return {};
+}
+
+Status check_arguments(const std::vector<std::string>& arguments) {
+    if (Status s = backend::check_host_flags(arguments); !s.ok()) return s;
+    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
+        if (arguments[i] != "-m" && arguments[i] != "--model") continue;
+        const std::string& path = arguments[i + 1];
+        const auto index = model::GgufIndex::open(path);
+        if (!index.ok()) return index.status();
+        const auto geometry = model::derive_geometry(*index);
+        if (!geometry.ok()) return geometry.status();
+        if (Status s = engine::check_model(path); !s.ok()) return s;
+    }
+    return {};
+}
+
+int chat_command(std::vector<std::string> arguments) { return run_stock("chat", llama_cli, std::move(arguments)); }
+int serve_command(std::vector<std::string> arguments) { return run_stock("serve", llama_server, std::move(arguments)); }
+int bench_command(std::vector<std::string> arguments) { return run_stock("bench", llama_bench, std::move(arguments)); }
+int perplexity_command(std::vector<std::string> arguments) {
+    return run_stock("perplexity", llama_perplexity, std::move(arguments));
+}
+
+}  // namespace sluice::cli

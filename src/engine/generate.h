@@ -1,0 +1,46 @@
+// Owns: one generation over llama.h: prompt in, text out as it comes, honest numbers at the end.
+// Keeps: speeds are wall time of the whole loop (sampling and printing included); prefill and decode never mix; an
+// interrupted or failed run still returns the numbers up to there.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "sluice/sluice.h"
+
+struct common_params;
+
+namespace sluice::engine {
+
+struct Generation {
+    Status status;             // of the run; the numbers below hold either way
+    bool interrupted = false;  // stop was set
+    bool context_full = false;
+    int prompt_tokens = 0;
+    int tokens = 0;            // generated, the end-of-text token not counted
+    double load_seconds = 0;
+    double prefill_seconds = 0;
+    double decode_seconds = 0;  // from the first sampled token to the last
+    Stats after_prefill;        // prefill phase only
+    Stats at_end;               // decode phase only
+};
+
+struct GenerateOptions {
+    std::string prompt;
+    bool chat = false;  // put the prompt into the model's chat template as the user's message
+    std::function<void(const std::string&)> on_text;   // pieces of valid UTF-8
+    std::function<bool(float)> on_load;                // progress 0..1; returning false stops the load
+    const std::atomic<bool>* stop = nullptr;           // may be set from a signal handler
+};
+
+// `params` as llama.cpp's own option parser left them. Loads the model, runs, frees everything.
+Generation generate(common_params& params, const GenerateOptions& options);
+
+// Tries whether llama.cpp knows the model's architecture and vocabulary, without loading weights. One clear sentence
+// otherwise.
+Status check_model(const std::string& path);
+
+}  // namespace sluice::engine

@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Owns: the proof that the stock command line tools work with the plug-in, and the program `sluice` as documented.
+# Usage: tools_test.sh LLAMA_BIN PLUGIN SLUICE MODEL TEXT WRONG_VERSION_LIB
+set -euo pipefail
+llama_bin=$1 plugin=$2 sluice=$3 model=$4 text=$5 wrong_version=$6
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+unset GGML_BACKEND_PATH
+
+check() { # NAME COMMAND...: the command succeeds
+    local name=$1
+    shift
+    if "$@" >"$work/out" 2>&1; then
+        echo "ok      $name"
+    else
+        echo "FAILED  $name"
+        tail -n 20 "$work/out"
+        failures=$((failures + 1))
+    fi
+}
+fails_saying() { # NAME CODE WORDS COMMAND...: ends with CODE (or, for "any", not 0), says WORDS, and does not crash
+    local name=$1 code=$2 words=$3 rc=0
+    shift 3
+    "$@" >"$work/out" 2>&1 </dev/null || rc=$?
+    if { [ "$code" = any ] && [ $rc -ne 0 ] && [ $rc -lt 128 ] || [ "$rc" = "$code" ]; } && grep -qF -- "$words" "$work/out"; then
+        echo "ok      $name"
+    else
+        echo "FAILED  $name: code $rc, wanted $code and \"$words\""
+        tail -n 10 "$work/out"
+        failures=$((failures + 1))
+    fi
+}
+same() { # NAME FILE FILE
+    check "$1" cmp "$2" "$3"
+}
+
+cache=3
+export SLUICE_CACHE_MB=$cache
+
+# --- the same text and the same perplexity to the digit
+run_args=(-m "$model" -p "In the beginning" -n 24 --temp 0 -c 256 -t 2 --no-display-prompt)
+env -u SLUICE_CACHE_MB "$llama_bin/llama-completion" "${run_args[@]}" -no-cnv --no-warmup </dev/null >"$work/stock.txt" 2>/dev/null
+GGML_BACKEND_PATH=$plugin "$llama_bin/llama-completion" "${run_args[@]}" -no-cnv --no-warmup </dev/null >"$work/plugin.txt" 2>"$work/plugin.log"
+check "the plug-in says that it streams" grep -q "expert cache" "$work/plugin.log"
+same "llama-completion with the plug-in" "$work/stock.txt" "$work/plugin.txt"
+"$sluice" run "${run_args[@]}" </dev/null >"$work/run.txt" 2>"$work/run.log"
+check "sluice run says what stock says" diff <(tr -d '\n' <"$work/stock.txt" | sed 's/^ *//') <(tr -d '\n' <"$work/run.txt" | sed 's/^ *//')
+for words in "tok/s (whole loop)" "decode hit rate" "read per token" "resident" "lossy:    none"; do
+    check "the summary tells \"$words\"" grep -qF "$words" "$work/run.log"
+done
+printf 'In the beginning' | "$sluice" run -m "$model" -n 24 --temp 0 -c 256 -t 2 --no-display-prompt >"$work/stdin.txt" 2>/dev/null
+same "the prompt from standard input" "$work/run.txt" "$work/stdin.txt"
+printf 'In the beginning' >"$work/prompt"
+"$sluice" run -m "$model" -f "$work/prompt" -n 24 --temp 0 -c 256 -t 2 --no-display-prompt </dev/null >"$work/file.txt" 2>/dev/null
+same "the prompt from a file" "$work/run.txt" "$work/file.txt"
+"$sluice" run -m "$model" -p "In the beginning" -n 12 --temp 0.9 --seed 7 -c 256 </dev/null >"$work/s1.txt" 2>/dev/null
+"$sluice" run -m "$model" -p "In the beginning" -n 12 --temp 0.9 --seed 7 -c 256 --cache-mb 20 </dev/null >"$work/s2.txt" 2>/dev/null
+same "a sampled text with one seed, at two cache sizes" "$work/s1.txt" "$work/s2.txt"
+check "sluice run --chat" "$sluice" run -m "$model" -p "Who was David?" -n 8 --temp 0 -c 256 --chat --chat-template chatml
+
+head -c 6000 "$text" >"$work/text"
+ppl_args=(-m "$model" -f "$work/text" -c 128 -b 128 -t 2)
+env -u SLUICE_CACHE_MB "$llama_bin/llama-perplexity" "${ppl_args[@]}" >"$work/ppl.stock" 2>&1
+GGML_BACKEND_PATH=$plugin "$llama_bin/llama-perplexity" "${ppl_args[@]}" >"$work/ppl.plugin" 2>&1
+"$sluice" perplexity "${ppl_args[@]}" >"$work/ppl.sluice" 2>&1
+for side in stock plugin sluice; do grep -oE '\[[0-9]+\][0-9.]+|Final estimate.*' "$work/ppl.$side" >"$work/ppl.$side.numbers" || true; done
+check "llama-perplexity measured something" grep -q "Final estimate" "$work/ppl.stock.numbers"
+same "perplexity with the plug-in" "$work/ppl.stock.numbers" "$work/ppl.plugin.numbers"
+same "perplexity by sluice" "$work/ppl.stock.numbers" "$work/ppl.sluice.numbers"
+
+check "llama-bench with the plug-in" env GGML_BACKEND_PATH="$plugin" "$llama_bin/llama-bench" -m "$model" -p 16 -n 4 -r 1 -t 1
+check "sluice bench" "$sluice" bench -m "$model" -p 16 -n 4 -r 1 -t 1
+check "llama-cli with the plug-in" env GGML_BACKEND_PATH="$plugin" "$llama_bin/llama-cli" -m "$model" -p "In the" -n 4 -st --temp 0 -c 256 --simple-io --no-display-prompt
+check "sluice chat, one turn" "$sluice" chat -m "$model" -p "In the" -n 4 -st --temp 0 -c 256 --simple-io
+
+# --- the program's own words
+check "sluice --version" grep -qF "llama.cpp v0.5.0" <("$sluice" --version)
+for command in run chat serve bench perplexity inspect; do
+    "$sluice" $command --help >"$work/help" 2>&1 </dev/null || { echo "FAILED  sluice $command --help"; failures=$((failures + 1)); }
+    check "sluice $command --help tells its usage" grep -qF "usage: sluice $command" "$work/help"
+done
+check "help of run names every streaming option" grep -qF -- "--dense-weights" <("$sluice" run --help 2>&1)
+check "help of run lists llama.cpp's options" grep -qF -- "--top-k" <("$sluice" run --help 2>&1)
+check "sluice inspect" grep -qF "one token" <("$sluice" inspect "$model")
+check "sluice inspect --json is JSON" python3 -c 'import json,sys; d=json.load(sys.stdin); assert d["experts"] > 0 and d["caches"], d' < <("$sluice" inspect "$model" --json)
+check "the option reference is up to date" diff <("$sluice" --options-markdown) "$(dirname "$0")/../../docs/options.md"
+
+# --- everything that cannot be is refused in words
+printf 'not a model' >"$work/text.gguf"
+head -c 100000 "$model" >"$work/short.gguf"
+: >"$work/empty.gguf"
+for f in text short empty; do
+    fails_saying "run refuses $f.gguf" 1 "$work/$f.gguf" "$sluice" run -m "$work/$f.gguf" -p x
+    fails_saying "inspect refuses $f.gguf" 1 "$work/$f.gguf" "$sluice" inspect "$work/$f.gguf"
+done
+fails_saying "a missing model" 1 "$work/none.gguf" "$sluice" run -m "$work/none.gguf" -p x
+fails_saying "a directory as model" 1 "$work" "$sluice" run -m "$work" -p x
+fails_saying "no model at all" 2 "-m" "$sluice" run -p x
+fails_saying "an unknown command" 2 "dance" "$sluice" dance
+fails_saying "an unknown option" any "--frobnicate" "$sluice" run -m "$model" -p x --frobnicate
+fails_saying "a cache size that is none" 2 "12x" "$sluice" run -m "$model" -p x --cache-mb 12x
+fails_saying "a flag without its value" 2 "--io-threads" "$sluice" run -m "$model" -p x --io-threads
+fails_saying "threads out of range" 2 "1 to 64" "$sluice" run -m "$model" -p x --io-threads 65
+fails_saying "an engine that is none" 2 "io_uring" "$sluice" run -m "$model" -p x --io-engine turbo
+fails_saying "a variable that does not parse" 2 "SLUICE_CACHE_MB" env SLUICE_CACHE_MB=much "$sluice" run -m "$model" -p x
+fails_saying "a variable that does not exist" 2 "SLUICE_CASH_MB" env SLUICE_CASH_MB=5 "$sluice" run -m "$model" -p x
+fails_saying "a cache below one expert" 1 "cannot hold a single expert" "$sluice" run -m "$model" -p x --cache-mb 0.001
+fails_saying "a load mode that reads all" 1 "dio" "$sluice" run -m "$model" -p x --load-mode dio
+fails_saying "checking tensors" 1 "--check-tensors" "$sluice" run -m "$model" -p x --check-tensors
+fails_saying "an option without effect" 2 "no effect" "$sluice" run -m "$model" -p x -cnv
+fails_saying "a prompt longer than the context" 1 "raise -c" "$sluice" run -m "$model" -f "$text" -c 64
+
+# --- the plug-in refuses too: the model does not load, the host ends by itself
+plug() { env GGML_BACKEND_PATH="$plugin" "$@"; }
+completion=("$llama_bin/llama-completion" -m "$model" -p x -n 2 -no-cnv -c 64)
+fails_saying "plug-in: a wrong variable" any "SLUICE_IO_THREADS" plug env SLUICE_IO_THREADS=0 "${completion[@]}"
+fails_saying "plug-in: an unknown variable" any "SLUICE_CASH_MB" plug env SLUICE_CASH_MB=1 "${completion[@]}"
+fails_saying "plug-in: a cache below one expert" any "cannot hold a single expert" plug env SLUICE_CACHE_MB=0.001 "${completion[@]}"
+for mode in none dio mlock mmap+mlock; do
+    fails_saying "plug-in: load mode $mode" any "$mode" plug "${completion[@]}" --load-mode $mode
+done
+fails_saying "plug-in: checking tensors" any "--check-tensors" plug "${completion[@]}" --check-tensors
+LD_PRELOAD=$wrong_version GGML_BACKEND_PATH=$plugin "${completion[@]}" >"$work/out" 2>&1 </dev/null || true
+check "plug-in: another version is refused by name" grep -qE "built for llama.cpp v0.5.0 .*runs ggml 9.9.9" "$work/out"
+
+echo "$failures failures"
+[ "$failures" -eq 0 ]

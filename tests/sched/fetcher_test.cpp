@@ -1,0 +1,197 @@
+#include "sched/fetcher.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "base/bytes.h"
+#include "io/sim_engine.h"
+
+namespace sluice::sched {
+namespace {
+
+// A small model that exists only as bytes of a simulated device: two expert layers of different shape, experts at
+// places that no alignment knows of.
+class FetcherTest : public ::testing::Test {
+  protected:
+    FetcherTest() {
+        uint64_t at = 777;
+        for (int layer = 0; layer < 2; ++layer) {
+            model::ExpertSet set;
+            set.layer = layer;
+            set.group = "exps";
+            set.n_expert = kExperts;
+            for (const model::Component c : {model::Component::gate, model::Component::up, model::Component::down}) {
+                model::ExpertTensor t;
+                t.component = c;
+                t.offset = at;
+                t.bytes_per_expert = layer == 0 ? 1000 : 5003;
+                at += t.bytes_per_expert * kExperts + 33;
+                set.tensors.push_back(t);
+            }
+            geometry_.sets.push_back(set);
+        }
+        geometry_.n_expert_used = 2;
+        contents_.resize(at + 100);
+        std::mt19937 random(7);
+        for (std::byte& b : contents_) b = static_cast<std::byte>(random());
+        file_ = io::File::simulated("model.gguf", contents_.size(), 512, 512);
+    }
+
+    std::unique_ptr<Fetcher> make(uint64_t budget, const io::SimOptions& sim = {}, bool convert = false) {
+        engine_ = std::make_unique<io::SimEngine>(clock_, sim);
+        engine_->set_contents(file_, contents_);
+        const io::File* files[] = {&file_};
+        store_ = std::make_unique<store::RecordStore>(store::RecordStore::over(geometry_, files));
+        Fetcher::Options options;
+        options.budget = budget;
+        options.min_slots = 2;
+        if (convert) {
+            options.converted = {{true, false, true}, {false, true, false}};
+            options.convert = [](uint32_t, uint32_t, const std::byte* raw, std::byte* slot, uint64_t bytes) {
+                for (uint64_t i = 0; i < bytes; ++i) slot[i] = raw[i] ^ std::byte{0xFF};
+            };
+        }
+        converted_ = options.converted;
+        auto fetcher = Fetcher::create(*store_, *engine_, clock_, std::move(options));
+        EXPECT_TRUE(fetcher.ok()) << fetcher.status().message();
+        return std::move(*fetcher);
+    }
+
+    // The bytes in the slot are those of the file, in the form that slots have.
+    void expect_right(const Fetcher& fetcher, RecordId r) {
+        const uint32_t set = store_->set_of(r);
+        for (uint32_t c = 0; c < 3; ++c) {
+            const store::Extent e = store_->extent(r, c);
+            const bool converted = !converted_.empty() && converted_[set][c];
+            const std::byte* got = fetcher.data(r, c);
+            for (uint64_t i = 0; i < e.bytes; ++i) {
+                const std::byte want = contents_[e.offset + i] ^ (converted ? std::byte{0xFF} : std::byte{0});
+                ASSERT_EQ(got[i], want) << "record " << r << " component " << c << " byte " << i;
+            }
+        }
+    }
+
+    static constexpr uint32_t kExperts = 6;
+    model::Geometry geometry_;
+    std::vector<std::byte> contents_;
+    io::File file_;
+    VirtualClock clock_;
+    std::unique_ptr<io::SimEngine> engine_;
+    std::unique_ptr<store::RecordStore> store_;
+    std::vector<std::vector<bool>> converted_;
+};
+
+constexpr ComponentMask kAll = 7;
+
+TEST_F(FetcherTest, BringsTheRightBytesAtEveryBudget) {
+    for (const bool convert : {false, true}) {
+        const uint64_t least = 3 * align_up(5003, 4096);
+        for (uint64_t budget = least; budget < 300 * KiB; budget += 13001) {
+            auto fetcher = make(budget, {.shuffle = true}, convert);
+            EXPECT_LE(fetcher->layout().arena_bytes, budget);
+            std::mt19937 random(3);
+            for (int step = 0; step < 60; ++step) {
+                const auto set = static_cast<uint32_t>(random() % 2);
+                std::vector<RecordId> want;
+                for (uint32_t e = 0; e < kExperts; ++e) {
+                    if (random() % 2 == 0) want.push_back(store_->record(set, e));
+                }
+                std::span<RecordId> left(want);
+                while (!left.empty()) {
+                    const size_t n = fetcher->lease(left);
+                    ASSERT_GE(n, 1U);
+                    ASSERT_TRUE(fetcher->load(left.first(n), kAll).ok());
+                    for (const RecordId r : left.first(n)) expect_right(*fetcher, r);
+                    fetcher->release(left.first(n));
+                    left = left.subspan(n);
+                }
+                ASSERT_EQ(fetcher->cache().total_leases(), 0U);
+            }
+        }
+    }
+}
+
+TEST_F(FetcherTest, ResidentRecordsAreNotReadAgain) {
+    auto fetcher = make(1 * MiB);
+    std::vector<RecordId> want{store_->record(0, 1), store_->record(0, 4)};
+    ASSERT_EQ(fetcher->lease(want), 2U);
+    ASSERT_TRUE(fetcher->load(want, 2).ok());
+    EXPECT_EQ(engine_->counters().reads, 2U);
+    EXPECT_FALSE(fetcher->resident(want[0]));
+    ASSERT_TRUE(fetcher->load(want, kAll).ok());
+    EXPECT_EQ(engine_->counters().reads, 6U);
+    EXPECT_TRUE(fetcher->resident(want[0]));
+    ASSERT_TRUE(fetcher->load(want, kAll).ok());
+    EXPECT_EQ(engine_->counters().reads, 6U);
+    EXPECT_EQ(fetcher->counters().logical_bytes, 6000U);
+    fetcher->release(want);
+}
+
+TEST_F(FetcherTest, ResidentsAreLeasedBeforeTheOthersCanEvictThem) {
+    // Room for three records of the large layer.
+    auto fetcher = make(3 * 3 * align_up(5003, 4096));
+    std::vector<RecordId> first{store_->record(1, 3), store_->record(1, 5)};
+    const size_t n = fetcher->lease(first);
+    ASSERT_TRUE(fetcher->load(std::span(first).first(n), kAll).ok());
+    fetcher->release(std::span(first).first(n));
+    std::vector<RecordId> second{store_->record(1, 0), store_->record(1, 1), store_->record(1, 3), store_->record(1, 5)};
+    const uint64_t before = engine_->counters().reads;
+    std::span<RecordId> left(second);
+    while (!left.empty()) {
+        const size_t m = fetcher->lease(left);
+        ASSERT_GE(m, 1U);
+        ASSERT_TRUE(fetcher->load(left.first(m), kAll).ok());
+        fetcher->release(left.first(m));
+        left = left.subspan(m);
+    }
+    EXPECT_EQ(engine_->counters().reads - before, 6U) << "only the two absent records are read";
+}
+
+// Every read of a run fails in turn, in every way: the caller hears of it or gets right bytes, never wrong ones, and the
+// next try is right.
+TEST_F(FetcherTest, NoFaultAtAnyReadEverBecomesAWeight) {
+    const std::vector<io::Fault> faults{io::Fault::error(EIO), io::Fault::error(ESTALE), io::Fault::truncated(10),
+                                        io::Fault::short_read(100), io::Fault::interrupted(3), io::Fault::again(2),
+                                        io::Fault::stall(5'000'000'000)};
+    for (const bool convert : {false, true}) {
+        for (const io::Fault& fault : faults) {
+            for (uint64_t k = 0; k < 18; ++k) {
+                auto fetcher = make(1 * MiB, {.shuffle = true}, convert);
+                engine_->fault_at(k, fault);
+                std::vector<RecordId> want;
+                for (uint32_t e = 0; e < kExperts; ++e) want.push_back(store_->record(1, e));
+                ASSERT_EQ(fetcher->lease(want), want.size());
+                const Status s = fetcher->load(want, kAll);
+                const bool fatal = fault.kind == io::Fault::Kind::error || fault.kind == io::Fault::Kind::truncated;
+                ASSERT_EQ(s.ok(), !fatal);
+                ASSERT_EQ(engine_->outstanding(), 0U);
+                if (fatal) {
+                    EXPECT_NE(s.message().find("layer 1, expert"), std::string::npos) << s.message();
+                    EXPECT_NE(s.message().find("offset"), std::string::npos) << s.message();
+                }
+                fetcher->release(want);
+                ASSERT_EQ(fetcher->cache().total_leases(), 0U);
+                ASSERT_EQ(fetcher->lease(want), want.size());
+                ASSERT_TRUE(fetcher->load(want, kAll).ok());
+                for (const RecordId r : want) expect_right(*fetcher, r);
+                fetcher->release(want);
+            }
+        }
+    }
+}
+
+TEST_F(FetcherTest, ABudgetBelowOneRecordIsRefused) {
+    engine_ = std::make_unique<io::SimEngine>(clock_);
+    const io::File* files[] = {&file_};
+    store_ = std::make_unique<store::RecordStore>(store::RecordStore::over(geometry_, files));
+    Fetcher::Options options;
+    options.budget = 3 * align_up(5003, 4096) - 1;
+    const auto fetcher = Fetcher::create(*store_, *engine_, clock_, std::move(options));
+    ASSERT_FALSE(fetcher.ok());
+    EXPECT_EQ(fetcher.status().code(), Code::no_memory);
+}
+
+}  // namespace
+}  // namespace sluice::sched
