@@ -1,0 +1,60 @@
+# Thin: every target is one script or one CMake command. `make` lists them.
+PREFIX ?= /usr/local
+JOBS := $(or $(SLUICE_JOBS),$(shell nproc))
+DEMO_MODEL := models/demo/sluice-demo-Q4_0.gguf
+CTEST := ctest --test-dir build --output-on-failure --no-tests=error -j $(JOBS)
+# clang does not know every warning that the compile commands, made for GCC, name.
+TIDY := run-clang-tidy -quiet -p build -j $(JOBS) -extra-arg=-Wno-unknown-warning-option
+
+.PHONY: help setup build demo check check-full install tidy format format-check clean
+
+help:
+	@echo 'make demo          set up, build, and run the demo model with a cache far smaller than its experts'
+	@echo 'make check         set up, build, and run the tests'
+	@echo 'make check-full    the same with the long tests'
+	@echo 'make build         set up and build: build/sluice and build/libggml-sluice.so'
+	@echo 'make setup         install the Debian packages and build llama.cpp, once per user'
+	@echo 'make install       install what was built under PREFIX (now $(PREFIX))'
+	@echo 'make tidy          clang-tidy over src'
+	@echo 'make format        clang-format over the sources; format-check only looks'
+	@echo 'make clean         remove the build directories (llama.cpp stays in the cache)'
+
+setup:
+	@scripts/setup.sh >/dev/null
+
+build: setup
+	@scripts/build.sh release
+
+# All experts together are about 25 MiB; the cache here is 6.
+demo: build
+	@build/sluice run -m $(DEMO_MODEL) --cache-mb 6 -c 512 -n 96 --temp 0 -p 'In the beginning'
+
+check: build
+	@$(CTEST) -LE '^full$$'
+
+check-full: build
+	@$(CTEST)
+
+install:
+	@test -x build/sluice || { echo 'nothing is built yet: run make build first' >&2; exit 1; }
+	@cmake --install build --prefix '$(PREFIX)' >/dev/null
+	@echo 'installed: $(PREFIX)/bin/sluice'
+
+# Checks are configured in .clang-tidy. Takes minutes; FILES='src/cache/.*' looks at less.
+FILES ?= src/.*\.cpp
+tidy: setup
+	@scripts/setup.sh --dev-packages
+	@scripts/build.sh --configure-only release
+	@$(TIDY) '$(CURDIR)/$(FILES)'
+
+SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
+format:
+	@scripts/setup.sh --dev-packages
+	@clang-format -i $(SOURCES)
+
+format-check:
+	@scripts/setup.sh --dev-packages
+	@clang-format --dry-run -Werror $(SOURCES)
+
+clean:
+	rm -rf build build-debug build-asan build-asan-core build-tsan build-tsan-core build-fuzz
