@@ -1,6 +1,8 @@
 # Finds the llama.cpp that scripts/setup.sh built for this user and gives its libraries as imported targets.
 # It is used from its own build tree: it is pinned, never patched and never installed into the system.
 
+# Another llama.cpp, compiler option or processor there means another directory here.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/scripts/setup.sh)
 if(NOT SLUICE_LLAMA_CPP_BUILD)
     set(ENV{SLUICE_LLAMA_CPP_SOURCE} "${SLUICE_LLAMA_CPP_SOURCE}")
     execute_process(COMMAND ${CMAKE_SOURCE_DIR}/scripts/setup.sh --print-build-dir
