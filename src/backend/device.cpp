@@ -175,6 +175,7 @@ bool buft_is_host(ggml_backend_buffer_type_t) { return false; }
 ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t type, size_t size) {
     // Sizes of zero come from passes that only ask what would be needed.
     if (size > 0) {
+        if (Status s = check_own_host_flags(); !s.ok()) return refuse_buffer(s);
         return refuse_buffer(error(Code::unsupported,
                                    "the model is being loaded without mmap, which would read every expert into memory; use "
                                    "load mode mmap, the default"));

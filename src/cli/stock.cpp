@@ -1,5 +1,6 @@
 // Owns: the stock llama.cpp tools run in this process with streaming on.
 // Keeps: every option that is not ours reaches the tool unchanged.
+#include <ggml-backend.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -78,6 +79,9 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config) {
     // The plug-in named for stock tools would be a second copy of what this program already contains.
     if (const char* plugin = std::getenv("GGML_BACKEND_PATH"); plugin != nullptr && std::strstr(plugin, "ggml-sluice") != nullptr) {
         unsetenv("GGML_BACKEND_PATH");
+    }
+    if (ggml_backend_reg_by_name("SLUICE") != nullptr) {
+        return error(Code::invalid_argument, "the plug-in is preloaded (LD_PRELOAD), but this program streams by itself: unset it");
     }
     std::string why;
     if (!start(config, &why)) return error(Code::unsupported, "{}", why);

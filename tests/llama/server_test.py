@@ -7,6 +7,7 @@ Only the Python standard library, only the loopback interface.
 """
 import argparse
 import contextlib
+import gzip
 import http.client
 import json
 import os
@@ -64,11 +65,15 @@ def server(command, env, log):
 
 def request(port, method, path, body=None):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    headers = {"Content-Type": "application/json"} if body is not None else {}
+    headers = {"Accept-Encoding": "gzip"}  # the UI is served in no other form
+    if body is not None:
+        headers["Content-Type"] = "application/json"
     connection.request(method, path, json.dumps(body) if body is not None else None, headers)
     response = connection.getresponse()
     data = response.read()
     connection.close()
+    if response.getheader("Content-Encoding") == "gzip":
+        data = gzip.decompress(data)
     return response.status, data
 
 
@@ -143,18 +148,14 @@ def main():
     args = parser.parse_args()
 
     common = ["-m", args.model, "-c", "2048", "-np", "4", "-t", "2", "--no-warmup"]
-    clean = {k: "" for k in ("GGML_BACKEND_PATH",)}
     with tempfile.TemporaryFile("w+") as log:
         try:
-            env = dict(os.environ)
-            for key in clean:
-                os.environ.pop(key, None)
+            os.environ.pop("GGML_BACKEND_PATH", None)
             with server([args.llama_server] + common, {}, log) as port:
                 stock = transcript(port)
             assert any(stock.values()), "the stock server said nothing at all"
-            os.environ.update(env)
             for name, command, extra in [
-                ("plug-in", [args.llama_server] + common, {"GGML_BACKEND_PATH": args.plugin, "SLUICE_CACHE_MB": args.cache_mb}),
+                ("plug-in", [args.llama_server] + common, {"LD_PRELOAD": args.plugin, "SLUICE_CACHE_MB": args.cache_mb}),
                 ("sluice serve", [args.sluice, "serve"] + common + ["--cache-mb", args.cache_mb], {}),
             ]:
                 with server(command, extra, log) as port:

@@ -41,7 +41,7 @@ export SLUICE_CACHE_MB=$cache
 # --- the same text and the same perplexity to the digit
 run_args=(-m "$model" -p "In the beginning" -n 24 --temp 0 -c 256 -t 2 --no-display-prompt)
 env -u SLUICE_CACHE_MB "$llama_bin/llama-completion" "${run_args[@]}" -no-cnv --no-warmup </dev/null >"$work/stock.txt" 2>/dev/null
-GGML_BACKEND_PATH=$plugin "$llama_bin/llama-completion" "${run_args[@]}" -no-cnv --no-warmup </dev/null >"$work/plugin.txt" 2>"$work/plugin.log"
+LD_PRELOAD=$plugin "$llama_bin/llama-completion" "${run_args[@]}" -no-cnv --no-warmup </dev/null >"$work/plugin.txt" 2>"$work/plugin.log"
 check "the plug-in says that it streams" grep -q "expert cache" "$work/plugin.log"
 same "llama-completion with the plug-in" "$work/stock.txt" "$work/plugin.txt"
 "$sluice" run "${run_args[@]}" </dev/null >"$work/run.txt" 2>"$work/run.log"
@@ -62,16 +62,20 @@ check "sluice run --chat" "$sluice" run -m "$model" -p "Who was David?" -n 8 --t
 head -c 6000 "$text" >"$work/text"
 ppl_args=(-m "$model" -f "$work/text" -c 128 -b 128 -t 2)
 env -u SLUICE_CACHE_MB "$llama_bin/llama-perplexity" "${ppl_args[@]}" >"$work/ppl.stock" 2>&1
-GGML_BACKEND_PATH=$plugin "$llama_bin/llama-perplexity" "${ppl_args[@]}" >"$work/ppl.plugin" 2>&1
+LD_PRELOAD=$plugin "$llama_bin/llama-perplexity" "${ppl_args[@]}" >"$work/ppl.plugin" 2>&1
 "$sluice" perplexity "${ppl_args[@]}" >"$work/ppl.sluice" 2>&1
 for side in stock plugin sluice; do grep -oE '\[[0-9]+\][0-9.]+|Final estimate.*' "$work/ppl.$side" >"$work/ppl.$side.numbers" || true; done
 check "llama-perplexity measured something" grep -q "Final estimate" "$work/ppl.stock.numbers"
 same "perplexity with the plug-in" "$work/ppl.stock.numbers" "$work/ppl.plugin.numbers"
 same "perplexity by sluice" "$work/ppl.stock.numbers" "$work/ppl.sluice.numbers"
 
-check "llama-bench with the plug-in" env GGML_BACKEND_PATH="$plugin" "$llama_bin/llama-bench" -m "$model" -p 16 -n 4 -r 1 -t 1
+for way in GGML_BACKEND_PATH LD_PRELOAD; do
+    check "llama-bench with the plug-in by $way" env $way="$plugin" "$llama_bin/llama-bench" -m "$model" -p 16 -n 4 -r 1 -t 1
+    cp "$work/out" "$work/bench.log"
+    check "it says that it streams" grep -q "expert cache" "$work/bench.log"
+done
 check "sluice bench" "$sluice" bench -m "$model" -p 16 -n 4 -r 1 -t 1
-check "llama-cli with the plug-in" env GGML_BACKEND_PATH="$plugin" "$llama_bin/llama-cli" -m "$model" -p "In the" -n 4 -st --temp 0 -c 256 --simple-io --no-display-prompt
+check "llama-cli with the plug-in" env LD_PRELOAD="$plugin" "$llama_bin/llama-cli" -m "$model" -p "In the" -n 4 -st --temp 0 -c 256 --simple-io --no-display-prompt
 check "sluice chat, one turn" "$sluice" chat -m "$model" -p "In the" -n 4 -st --temp 0 -c 256 --simple-io
 
 # --- the program's own words
@@ -112,7 +116,7 @@ fails_saying "an option without effect" 2 "no effect" "$sluice" run -m "$model" 
 fails_saying "a prompt longer than the context" 1 "raise -c" "$sluice" run -m "$model" -f "$text" -c 64
 
 # --- the plug-in refuses too: the model does not load, the host ends by itself
-plug() { env GGML_BACKEND_PATH="$plugin" "$@"; }
+plug() { env LD_PRELOAD="$plugin" "$@"; }
 completion=("$llama_bin/llama-completion" -m "$model" -p x -n 2 -no-cnv -c 64)
 fails_saying "plug-in: a wrong variable" any "SLUICE_IO_THREADS" plug env SLUICE_IO_THREADS=0 "${completion[@]}"
 fails_saying "plug-in: an unknown variable" any "SLUICE_CASH_MB" plug env SLUICE_CASH_MB=1 "${completion[@]}"
@@ -121,8 +125,8 @@ for mode in none dio mlock mmap+mlock; do
     fails_saying "plug-in: load mode $mode" any "$mode" plug "${completion[@]}" --load-mode $mode
 done
 fails_saying "plug-in: checking tensors" any "--check-tensors" plug "${completion[@]}" --check-tensors
-LD_PRELOAD=$wrong_version GGML_BACKEND_PATH=$plugin "${completion[@]}" >"$work/out" 2>&1 </dev/null || true
-check "plug-in: another version is refused by name" grep -qE "built for llama.cpp v0.5.0 .*runs ggml 9.9.9" "$work/out"
+LD_PRELOAD="$wrong_version $plugin" "${completion[@]}" >"$work/version.log" 2>&1 </dev/null || true
+check "plug-in: another version is refused by name" grep -qE "built for llama.cpp v0.5.0 .*runs ggml 9.9.9" "$work/version.log"
 
 echo "$failures failures"
 [ "$failures" -eq 0 ]
