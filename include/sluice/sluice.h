@@ -31,8 +31,9 @@ enum class Verbosity { error, warn, info, debug };
 
 // Every field is also a command line flag and an environment variable; options.md lists all three.
 struct Config {
-    std::optional<uint64_t> cache_bytes;  // memory for experts; unset: chosen from what is free when the first token runs
-    unsigned io_threads = 8;              // reads in flight, 1..64
+    std::optional<uint64_t>
+        cache_bytes;          // memory for experts; unset: chosen from what is free when the first token runs
+    unsigned io_threads = 8;  // reads in flight, 1..64
     IoEngine io_engine = IoEngine::automatic;
     bool direct_io = true;
     DenseWeights dense_weights = DenseWeights::anon;
@@ -42,7 +43,7 @@ struct Config {
 // Where one phase of all runs so far spent its bytes. Of graphs over one token (decode) or more (prefill).
 struct PhaseStats {
     uint64_t tokens = 0;
-    uint64_t lookups = 0;         // distinct experts, per layer and graph
+    uint64_t lookups = 0;  // distinct experts, per layer and graph
     uint64_t hits = 0;
     uint64_t bytes_read = 0;      // expert bytes that were missing
     uint64_t bytes_physical = 0;  // bytes asked of the drive for them

@@ -32,10 +32,20 @@ bool config_from_environment(Config* config, std::string* error) {
     return report(backend::read_environment(*config, environ), error);
 }
 
-Stats stats() { return backend::collect_stats(); }
-void reset_stats() { backend::reset_counters(); }
-std::string last_error() { return backend::last_compute_error(); }
-const char* version() { return SLUICE_VERSION; }
-const char* llama_version_needed() { return "llama.cpp v" SLUICE_LLAMA_VERSION " (ggml " SLUICE_GGML_VERSION ")"; }
+Stats stats() {
+    return backend::collect_stats();
+}
+void reset_stats() {
+    backend::reset_counters();
+}
+std::string last_error() {
+    return backend::last_compute_error();
+}
+const char* version() {
+    return SLUICE_VERSION;
+}
+const char* llama_version_needed() {
+    return "llama.cpp v" SLUICE_LLAMA_VERSION " (ggml " SLUICE_GGML_VERSION ")";
+}
 
 }  // namespace sluice

@@ -17,9 +17,9 @@ bool is_view(ggml_op op) {
 // What llama.cpp calls the nodes after the router's choice ("ffn_moe_up-3", "ffn_moe_down_biased-3", ...). Nodes that
 // an architecture leaves unnamed stay with the CPU backend: one more split, the same result.
 constexpr std::array<std::string_view, 14> kBlockNodes{
-    "ffn_moe_up",   "ffn_moe_gate",  "ffn_moe_down", "ffn_moe_swiglu", "ffn_moe_geglu",     "ffn_moe_reglu", "ffn_moe_silu",
-    "ffn_moe_gelu", "ffn_moe_relu",  "ffn_moe_situ", "ffn_moe_out",    "ffn_moe_weighted",
-    "ffn_moe_gate_up", "ffn_moe_gate_par"};
+    "ffn_moe_up",    "ffn_moe_gate",     "ffn_moe_down",    "ffn_moe_swiglu",  "ffn_moe_geglu",
+    "ffn_moe_reglu", "ffn_moe_silu",     "ffn_moe_gelu",    "ffn_moe_relu",    "ffn_moe_situ",
+    "ffn_moe_out",   "ffn_moe_weighted", "ffn_moe_gate_up", "ffn_moe_gate_par"};
 
 bool is_block_name(std::string_view name) {
     for (const std::string_view prefix : kBlockNodes) {
@@ -47,7 +47,8 @@ bool is_ours(const ggml_tensor* node, bool (*on_us)(const ggml_tensor*)) {
     for (const ggml_tensor* src : node->src) {
         if (src != nullptr && on_us(src)) return false;
     }
-    const bool claimed = is_block_name(node->name) || (node->op == GGML_OP_ADD && node->name[0] == '\0' && is_sum_of_ranks(node, 0));
+    const bool claimed =
+        is_block_name(node->name) || (node->op == GGML_OP_ADD && node->name[0] == '\0' && is_sum_of_ranks(node, 0));
     return claimed && ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), node);
 }
 

@@ -99,17 +99,25 @@ Status install_cpu_hooks(DenseHook dense_hook) {
     return {};
 }
 
-void* cpu_proc(const char* name) { return g_get_proc(g_cpu_reg, name); }
+void* cpu_proc(const char* name) {
+    return g_get_proc(g_cpu_reg, name);
+}
 
-const LoadTrack& current_load() { return t_tracker.load; }
+const LoadTrack& current_load() {
+    return t_tracker.load;
+}
 
 void note_weight(const std::string& name, bool to_extra) {
     if (to_extra) t_tracker.to_extra.insert(name);
 }
 
-bool choosing_with_extra() { return t_tracker.asked_for_extra; }
+bool choosing_with_extra() {
+    return t_tracker.asked_for_extra;
+}
 
-AttachedPool attached_pool() { return t_attached; }
+AttachedPool attached_pool() {
+    return t_attached;
+}
 
 void lend_pool(ggml_backend_t cpu, ggml_threadpool_t pool) {
     if (cpu == nullptr || g_set_pool == nullptr) return;

@@ -1,6 +1,7 @@
 // Owns: the places where Sluice reaches into the CPU backend of the same process, because ggml 0.25.1 has no interface
 // for what is needed. All of them are here:
-//   1. "ggml_backend_cpu_is_numa" is answered with yes while a model is mapped: the loader then leaves out MAP_POPULATE,
+//   1. "ggml_backend_cpu_is_numa" is answered with yes while a model is mapped: the loader then leaves out
+//   MAP_POPULATE,
 //      which would read the whole file. Nothing else asks this.
 //   2. "ggml_backend_dev_get_extra_bufts" is watched: it tells whether a model is loaded with repacking.
 //   3. "ggml_backend_cpu_set_threadpool" is watched: Sluice computes on the context's own threads instead of a second
@@ -29,8 +30,8 @@ void* cpu_proc(const char* name);
 
 // What is known of the model that this thread is loading.
 struct LoadTrack {
-    bool repack = false;              // extra buffer types are in use
-    std::set<std::string> to_extra;   // weights that go to one of them
+    bool repack = false;             // extra buffer types are in use
+    std::set<std::string> to_extra;  // weights that go to one of them
 };
 // The load that the calling thread is in. Valid once its files are mapped.
 const LoadTrack& current_load();

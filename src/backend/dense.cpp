@@ -166,6 +166,8 @@ Status take_dense_error() {
     return s;
 }
 
-uint64_t dense_bytes_loaded() { return g_loaded.load(); }
+uint64_t dense_bytes_loaded() {
+    return g_loaded.load();
+}
 
 }  // namespace sluice::backend

@@ -76,14 +76,20 @@ struct ExpertBuffer {
 
 ggml_backend_buffer_type* buffer_type();
 
-bool on_us(const ggml_tensor* t) { return t->buffer != nullptr && t->buffer->buft == buffer_type(); }
+bool on_us(const ggml_tensor* t) {
+    return t->buffer != nullptr && t->buffer->buft == buffer_type();
+}
 
 const exec::WeightRef* weight_of(const ggml_tensor* t) {
     return on_us(t) ? static_cast<const exec::WeightRef*>(t->extra) : nullptr;
 }
 
-void expert_free(ggml_backend_buffer_t b) { delete static_cast<ExpertBuffer*>(b->context); }
-void* expert_base(ggml_backend_buffer_t b) { return static_cast<ExpertBuffer*>(b->context)->base; }
+void expert_free(ggml_backend_buffer_t b) {
+    delete static_cast<ExpertBuffer*>(b->context);
+}
+void* expert_base(ggml_backend_buffer_t b) {
+    return static_cast<ExpertBuffer*>(b->context)->base;
+}
 
 ggml_status expert_init_tensor(ggml_backend_buffer_t b, ggml_tensor* t) {
     const auto* buffer = static_cast<ExpertBuffer*>(b->context);
@@ -99,7 +105,8 @@ ggml_status expert_init_tensor(ggml_backend_buffer_t b, ggml_tensor* t) {
     if (entry == nullptr || weight == nullptr || entry->offset != offset || entry->bytes != ggml_nbytes(t) ||
         entry->type != static_cast<model::TypeId>(t->type)) {
         const std::lock_guard<std::mutex> lock(global().mutex);
-        global().load_error = error(Code::internal, "{} does not lie where the model's header says (offset {})", t->name, offset);
+        global().load_error =
+            error(Code::internal, "{} does not lie where the model's header says (offset {})", t->name, offset);
         log(LogLevel::error, "{}", global().load_error.message());
         return GGML_STATUS_FAILED;
     }
@@ -139,7 +146,8 @@ ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t, void* pointer, si
     auto model = model_of(mapping->path, current_load().repack);
     if (!model.ok()) return refuse_buffer(model.status());
     return ggml_backend_buffer_init(buffer_type(), expert_buffer_interface(),
-                                    new ExpertBuffer{std::move(*model), pointer, mapping->begin, mapping->offset}, size);
+                                    new ExpertBuffer{std::move(*model), pointer, mapping->begin, mapping->offset},
+                                    size);
 }
 
 // Where the CPU backend is given a mapping: dense weights of a MoE model, or a model that is none of our business.
@@ -168,17 +176,24 @@ ggml_backend_buffer_t dense_hook(ggml_backend_buffer_t original, void* pointer, 
 
 // ---- buffer type
 
-const char* buft_name(ggml_backend_buffer_type_t) { return kName; }
-size_t buft_alignment(ggml_backend_buffer_type_t) { return 64; }
-bool buft_is_host(ggml_backend_buffer_type_t) { return false; }
+const char* buft_name(ggml_backend_buffer_type_t) {
+    return kName;
+}
+size_t buft_alignment(ggml_backend_buffer_type_t) {
+    return 64;
+}
+bool buft_is_host(ggml_backend_buffer_type_t) {
+    return false;
+}
 
 ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t type, size_t size) {
     // Sizes of zero come from passes that only ask what would be needed.
     if (size > 0) {
         if (Status s = check_own_host_flags(); !s.ok()) return refuse_buffer(s);
-        return refuse_buffer(error(Code::unsupported,
-                                   "the model is being loaded without mmap, which would read every expert into memory; use "
-                                   "load mode mmap, the default"));
+        return refuse_buffer(
+            error(Code::unsupported,
+                  "the model is being loaded without mmap, which would read every expert into memory; use "
+                  "load mode mmap, the default"));
     }
     return ggml_backend_buffer_init(type, expert_buffer_interface(), new ExpertBuffer{}, 0);
 }
@@ -199,14 +214,18 @@ F cpu_function(const char* name) {
     return reinterpret_cast<F>(cpu_proc(name));
 }
 
-const char* backend_name(ggml_backend_t) { return kName; }
+const char* backend_name(ggml_backend_t) {
+    return kName;
+}
 
 void drop_own_pool(Context& c) {
     if (c.own_pool == nullptr) return;
     lend_pool(c.lent_to, nullptr);
     c.lent_to = nullptr;
-    if (const auto set = cpu_function<decltype(&ggml_backend_cpu_set_threadpool)>("ggml_backend_cpu_set_threadpool")) set(c.cpu, nullptr);
-    if (const auto free_pool = cpu_function<decltype(&ggml_threadpool_free)>("ggml_threadpool_free")) free_pool(c.own_pool);
+    if (const auto set = cpu_function<decltype(&ggml_backend_cpu_set_threadpool)>("ggml_backend_cpu_set_threadpool"))
+        set(c.cpu, nullptr);
+    if (const auto free_pool = cpu_function<decltype(&ggml_threadpool_free)>("ggml_threadpool_free"))
+        free_pool(c.own_pool);
     c.own_pool = nullptr;
 }
 
@@ -268,7 +287,8 @@ void backend_set_abort_callback(ggml_backend_t b, ggml_abort_callback callback, 
 }
 
 ggml_guid_t backend_guid() {
-    static ggml_guid guid = {0x53, 0x6c, 0x75, 0x69, 0x63, 0x65, 0x4d, 0x6f, 0x45, 0x21, 0x8a, 0x1f, 0x03, 0x77, 0xc2, 0x5e};
+    static ggml_guid guid = {0x53, 0x6c, 0x75, 0x69, 0x63, 0x65, 0x4d, 0x6f,
+                             0x45, 0x21, 0x8a, 0x1f, 0x03, 0x77, 0xc2, 0x5e};
     return &guid;
 }
 
@@ -300,10 +320,18 @@ ggml_backend_t init_backend(ggml_backend_dev_t, const char*) {
 // ---- devices. The registered one has our buffer type as default, so that weights come to us; the one behind a backend
 // has plain host memory as default, so that what we compute is never copied.
 
-const char* device_name(ggml_backend_dev_t) { return kName; }
-const char* device_description(ggml_backend_dev_t) { return "experts streamed from disk"; }
-void device_memory(ggml_backend_dev_t, size_t* free, size_t* total) { *free = *total = 0; }
-enum ggml_backend_dev_type device_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
+const char* device_name(ggml_backend_dev_t) {
+    return kName;
+}
+const char* device_description(ggml_backend_dev_t) {
+    return "experts streamed from disk";
+}
+void device_memory(ggml_backend_dev_t, size_t* free, size_t* total) {
+    *free = *total = 0;
+}
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t) {
+    return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
 
 void device_props(ggml_backend_dev_t d, ggml_backend_dev_props* props) {
     *props = {};
@@ -314,7 +342,9 @@ void device_props(ggml_backend_dev_t d, ggml_backend_dev_props* props) {
     props->caps.mmap_support = true;
 }
 
-ggml_backend_buffer_type_t outer_buffer_type(ggml_backend_dev_t) { return buffer_type(); }
+ggml_backend_buffer_type_t outer_buffer_type(ggml_backend_dev_t) {
+    return buffer_type();
+}
 ggml_backend_buffer_type_t inner_buffer_type(ggml_backend_dev_t) {
     return ggml_backend_dev_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
 }
@@ -340,7 +370,9 @@ bool outer_supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
     return false;
 }
 
-bool inner_supports_op(ggml_backend_dev_t, const ggml_tensor* op) { return is_ours(op, on_us); }
+bool inner_supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
+    return is_ours(op, on_us);
+}
 
 ggml_backend_device_i device_interface(bool outer) {
     ggml_backend_device_i i{};
@@ -359,13 +391,18 @@ ggml_backend_device_i device_interface(bool outer) {
 
 // ---- registry
 
-const char* reg_name(ggml_backend_reg_t) { return kName; }
-size_t reg_device_count(ggml_backend_reg_t) { return 1; }
+const char* reg_name(ggml_backend_reg_t) {
+    return kName;
+}
+size_t reg_device_count(ggml_backend_reg_t) {
+    return 1;
+}
 ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t index);
 
 void* reg_proc(ggml_backend_reg_t, const char* name) {
     if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) return reinterpret_cast<void*>(backend_set_n_threads);
-    if (std::strcmp(name, "ggml_backend_set_abort_callback") == 0) return reinterpret_cast<void*>(backend_set_abort_callback);
+    if (std::strcmp(name, "ggml_backend_set_abort_callback") == 0)
+        return reinterpret_cast<void*>(backend_set_abort_callback);
     return nullptr;
 }
 
@@ -384,20 +421,26 @@ ggml_backend_device* inner_device() {
     return &device;
 }
 
-ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t) { return outer_device(); }
+ggml_backend_dev_t reg_device(ggml_backend_reg_t, size_t) {
+    return outer_device();
+}
 
 ggml_backend_buffer_type* buffer_type() {
-    static ggml_backend_buffer_type type{{buft_name, buft_alloc, buft_alignment, nullptr, nullptr, buft_is_host},
-                                         outer_device(), nullptr};
+    static ggml_backend_buffer_type type{
+        {buft_name, buft_alloc, buft_alignment, nullptr, nullptr, buft_is_host}, outer_device(), nullptr};
     return &type;
 }
 
 LogLevel level_of(Verbosity v) {
     switch (v) {
-        case Verbosity::error: return LogLevel::error;
-        case Verbosity::warn: return LogLevel::warn;
-        case Verbosity::info: return LogLevel::info;
-        case Verbosity::debug: return LogLevel::debug;
+        case Verbosity::error:
+            return LogLevel::error;
+        case Verbosity::warn:
+            return LogLevel::warn;
+        case Verbosity::info:
+            return LogLevel::info;
+        case Verbosity::debug:
+            return LogLevel::debug;
     }
     return LogLevel::info;
 }
@@ -426,7 +469,8 @@ std::vector<std::shared_ptr<ModelState>> live_models() {
 
 Result<ggml_backend_reg_t> make_registry() {
     if (std::strcmp(ggml_version(), SLUICE_GGML_VERSION) != 0) {
-        return error(Code::unsupported, "this Sluice was built for llama.cpp v{} (ggml {}), but the program runs ggml {}",
+        return error(Code::unsupported,
+                     "this Sluice was built for llama.cpp v{} (ggml {}), but the program runs ggml {}",
                      SLUICE_LLAMA_VERSION, SLUICE_GGML_VERSION, ggml_version());
     }
     if (Status s = install_cpu_hooks(dense_hook); !s.ok()) return s;

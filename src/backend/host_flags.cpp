@@ -16,8 +16,8 @@ Status check_load_modes(const std::string& source, const std::string& modes) {
     while (std::getline(list, mode, ',')) {
         if (mode == "mmap" || mode == "auto") continue;
         return error(Code::unsupported,
-                     "{} {} would read all experts into memory at load; use mmap, the default, and Sluice streams them", source,
-                     mode);
+                     "{} {} would read all experts into memory at load; use mmap, the default, and Sluice streams them",
+                     source, mode);
     }
     return {};
 }

@@ -12,10 +12,10 @@
 namespace sluice::backend {
 
 struct MappedFile {
-    std::string path;      // opens the very file that is mapped
+    std::string path;            // opens the very file that is mapped
     std::byte* begin = nullptr;  // the mapping around the pointer
     std::byte* end = nullptr;
-    uint64_t offset = 0;         // of `begin` in the file
+    uint64_t offset = 0;  // of `begin` in the file
 };
 
 // Linux: reads /proc/self/maps. Error `not_found` if the pointer is not in a file mapping.

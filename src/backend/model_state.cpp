@@ -12,7 +12,9 @@
 namespace sluice::backend {
 namespace {
 
-ggml_backend_dev_t cpu_device() { return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU); }
+ggml_backend_dev_t cpu_device() {
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+}
 
 // A MUL_MAT_ID as a layer of this set would run it, for asking what the CPU backend does with such a weight.
 struct SampleNode {
@@ -38,10 +40,10 @@ struct SampleNode {
 
 std::vector<ggml_backend_buffer_type_t> extra_buffer_types() {
     std::vector<ggml_backend_buffer_type_t> types;
-    const auto get =
-        reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(cpu_proc("ggml_backend_dev_get_extra_bufts"));
+    const auto get = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(cpu_proc("ggml_backend_dev_get_extra_bufts"));
     if (get == nullptr) return types;
-    for (const ggml_backend_buffer_type_t* t = get(cpu_device()); t != nullptr && *t != nullptr; ++t) types.push_back(*t);
+    for (const ggml_backend_buffer_type_t* t = get(cpu_device()); t != nullptr && *t != nullptr; ++t)
+        types.push_back(*t);
     return types;
 }
 
@@ -67,14 +69,22 @@ io::EngineOptions engine_options(const Config& config) {
     io::EngineOptions options;
     options.lanes = config.io_threads;
     switch (config.io_engine) {
-        case IoEngine::automatic: options.kind = io::EngineKind::automatic; break;
-        case IoEngine::io_uring: options.kind = io::EngineKind::io_uring; break;
-        case IoEngine::pread: options.kind = io::EngineKind::pread; break;
+        case IoEngine::automatic:
+            options.kind = io::EngineKind::automatic;
+            break;
+        case IoEngine::io_uring:
+            options.kind = io::EngineKind::io_uring;
+            break;
+        case IoEngine::pread:
+            options.kind = io::EngineKind::pread;
+            break;
     }
     return options;
 }
 
-uint32_t slots_wanted_at_once(const model::Geometry& geometry) { return std::max(1U, geometry.n_expert_used); }
+uint32_t slots_wanted_at_once(const model::Geometry& geometry) {
+    return std::max(1U, geometry.n_expert_used);
+}
 
 Result<std::shared_ptr<ModelState>> ModelState::open(const std::string& path, const Config& config, bool repack) {
     std::shared_ptr<ModelState> state(new ModelState());
@@ -217,7 +227,8 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
         human_bytes(geometry_.cycle_bytes));
     if (layout.arena_bytes < geometry_.cycle_bytes) {
         log(LogLevel::warn,
-            "the cache is smaller than the {} that one token needs, so nearly every expert is read again for every token",
+            "the cache is smaller than the {} that one token needs, so nearly every expert is read again for every "
+            "token",
             human_bytes(geometry_.cycle_bytes));
     }
     return fetcher;

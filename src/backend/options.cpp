@@ -20,7 +20,8 @@ Status set_cache(Config& config, std::string_view text) {
         return {};
     }
     const auto bytes = parse_bytes(text, MiB);
-    if (!bytes || *bytes == 0) return bad_value(text, "a size: auto, or MiB as in 500 or 0.5, or with a suffix as in 8G");
+    if (!bytes || *bytes == 0)
+        return bad_value(text, "a size: auto, or MiB as in 500 or 0.5, or with a suffix as in 8G");
     config.cache_bytes = bytes;
     return {};
 }
@@ -58,14 +59,14 @@ Status set_word(E& field, std::string_view text, const std::array<Word<E>, N>& w
 
 Status set_engine(Config& config, std::string_view text) {
     return set_word(config.io_engine, text,
-                    std::array<Word<IoEngine>, 3>{{{"auto", IoEngine::automatic},
-                                                   {"io_uring", IoEngine::io_uring},
-                                                   {"pread", IoEngine::pread}}});
+                    std::array<Word<IoEngine>, 3>{
+                        {{"auto", IoEngine::automatic}, {"io_uring", IoEngine::io_uring}, {"pread", IoEngine::pread}}});
 }
 
 Status set_no_odirect(Config& config, std::string_view text) {
     bool off = false;
-    Status s = set_word(off, text, std::array<Word<bool>, 4>{{{"1", true}, {"0", false}, {"on", true}, {"off", false}}});
+    Status s =
+        set_word(off, text, std::array<Word<bool>, 4>{{{"1", true}, {"0", false}, {"on", true}, {"off", false}}});
     config.direct_io = !off;
     return s;
 }
@@ -91,9 +92,11 @@ constexpr std::array<Option, 6> kOptions{{
      "experts need.",
      set_cache},
     {"--io-threads", "SLUICE_IO_THREADS", "N", "8",
-     "Reads in flight at the drive, 1 to 64: depth of the io_uring ring, or threads of the pread pool.", set_io_threads},
+     "Reads in flight at the drive, 1 to 64: depth of the io_uring ring, or threads of the pread pool.",
+     set_io_threads},
     {"--io-engine", "SLUICE_IO_ENGINE", "auto|io_uring|pread", "auto",
-     "How reads reach the kernel. auto prefers io_uring and falls back to a pool of threads where the kernel refuses it.",
+     "How reads reach the kernel. auto prefers io_uring and falls back to a pool of threads where the kernel refuses "
+     "it.",
      set_engine},
     {"--no-odirect", "SLUICE_NO_ODIRECT", nullptr, "off",
      "Read experts through the page cache instead of directly from the drive.", set_no_odirect},
@@ -111,7 +114,9 @@ constexpr std::array<const char*, 4> kOtherVariables{"SLUICE_CACHE_DIR", "SLUICE
 
 }  // namespace
 
-std::span<const Option> options() { return kOptions; }
+std::span<const Option> options() {
+    return kOptions;
+}
 
 const Option* find_option(std::string_view flag) {
     const auto it = std::find_if(kOptions.begin(), kOptions.end(), [&](const Option& o) { return flag == o.flag; });
@@ -157,7 +162,8 @@ Status read_environment(Config& config, const char* const* environment) {
         const size_t equals = entry.find('=');
         const std::string name(entry.substr(0, equals));
         const std::string_view value = equals == std::string_view::npos ? "" : entry.substr(equals + 1);
-        if (std::any_of(kOtherVariables.begin(), kOtherVariables.end(), [&](const char* v) { return name == v; })) continue;
+        if (std::any_of(kOtherVariables.begin(), kOtherVariables.end(), [&](const char* v) { return name == v; }))
+            continue;
         const auto it =
             std::find_if(kOptions.begin(), kOptions.end(), [&](const Option& o) { return name == o.variable; });
         if (it == kOptions.end()) {

@@ -68,7 +68,8 @@ std::optional<Limit> tightest(const std::string& mount, std::string group, const
             const auto stat = slurp(dir + "/memory.stat");
             const uint64_t droppable = stat ? field(*stat, cache_key).value_or(0) : 0;
             const Limit here{*limit, *used - std::min(*used, droppable)};
-            if (!best || here.limit - std::min(here.limit, here.used) < best->limit - std::min(best->limit, best->used)) {
+            if (!best ||
+                here.limit - std::min(here.limit, here.used) < best->limit - std::min(best->limit, best->used)) {
                 best = here;
             }
         }
@@ -101,7 +102,8 @@ MemoryRoom read_memory_room(const std::string& root) {
                 here = tightest(root + "/sys/fs/cgroup/memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes",
                                 "total_inactive_file ");
             }
-            if (here && (!limit || here->limit - std::min(here->limit, here->used) < limit->limit - std::min(limit->limit, limit->used))) {
+            if (here && (!limit || here->limit - std::min(here->limit, here->used) <
+                                       limit->limit - std::min(limit->limit, limit->used))) {
                 limit = here;
             }
         }
@@ -129,7 +131,8 @@ AutoBudget choose_budget(const MemoryRoom& room, uint64_t least, uint64_t full) 
     if (usable >= full) {
         return {full, "all experts fit"};
     }
-    return {std::max(usable, least), std::string(source) + " " + human_bytes(*free) + " less a reserve of " + human_bytes(reserve)};
+    return {std::max(usable, least),
+            std::string(source) + " " + human_bytes(*free) + " less a reserve of " + human_bytes(reserve)};
 }
 
 }  // namespace sluice::cache

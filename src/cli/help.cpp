@@ -14,16 +14,19 @@ constexpr size_t kWidth = 100;
 constexpr std::array<Command, 6> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
-     "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to 4096 here.",
+     "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
+     "4096 here.",
      "llama-completion", run_command},
-    {"chat", "-m MODEL [options]", "talk with the model in the terminal", "llama-cli with streaming on.", "llama-cli", chat_command},
+    {"chat", "-m MODEL [options]", "talk with the model in the terminal", "llama-cli with streaming on.", "llama-cli",
+     chat_command},
     {"serve", "-m MODEL [--host H] [--port N] [options]", "OpenAI-compatible server with web UI",
      "llama-server with streaming on.", "llama-server", serve_command},
     {"bench", "-m MODEL [options]", "measure speed", "llama-bench with streaming on.", "llama-bench", bench_command},
-    {"perplexity", "-m MODEL -f TEXT [options]", "measure quality", "llama-perplexity with streaming on.", "llama-perplexity",
-     perplexity_command},
+    {"perplexity", "-m MODEL -f TEXT [options]", "measure quality", "llama-perplexity with streaming on.",
+     "llama-perplexity", perplexity_command},
     {"inspect", "MODEL [--json] [--cache-mb N]", "what a model is made of and what a cache would hold",
-     "Reads headers only. Shows experts, layers, top-k, dense and expert bytes, bytes of one token, and how much of the "
+     "Reads headers only. Shows experts, layers, top-k, dense and expert bytes, bytes of one token, and how much of "
+     "the "
      "model caches of several sizes (or the one given) hold.",
      nullptr, inspect_command},
 }};
@@ -61,7 +64,9 @@ std::string roff(const std::string& text) {
 
 }  // namespace
 
-std::span<const Command> commands() { return kCommands; }
+std::span<const Command> commands() {
+    return kCommands;
+}
 
 const Command* find_command(const std::string& name) {
     for (const Command& c : kCommands) {
@@ -73,14 +78,16 @@ const Command* find_command(const std::string& name) {
 std::string main_help() {
     std::string out =
         "Sluice runs Mixture-of-Experts models that are bigger than memory: it streams their experts from disk inside\n"
-        "llama.cpp. Results are bit-identical to llama.cpp with everything in memory.\n\nusage: sluice COMMAND [options]\n\n";
+        "llama.cpp. Results are bit-identical to llama.cpp with everything in memory.\n\nusage: sluice COMMAND "
+        "[options]\n\n";
     for (const Command& c : kCommands) out += fmt::format("  {:<12}{}\n", c.name, c.summary);
     out += "\n  sluice COMMAND --help    options of a command\n  sluice --version\n";
     return out;
 }
 
 std::string help_text(const Command& command) {
-    std::string out = fmt::format("usage: sluice {} {}\n\n{}", command.name, command.arguments, wrapped(command.help, 0));
+    std::string out =
+        fmt::format("usage: sluice {} {}\n\n{}", command.name, command.arguments, wrapped(command.help, 0));
     if (command.stock != nullptr) {
         out += "\nStreaming options:\n\n" + backend::options_help(kWidth);
         out += fmt::format("\nAll options of {} work too; they follow.\n", command.stock);
@@ -89,19 +96,27 @@ std::string help_text(const Command& command) {
 }
 
 std::string man_page() {
-    std::string out = fmt::format(".TH SLUICE 1 \"\" \"sluice {}\" \"User Commands\"\n.SH NAME\nsluice \\- run Mixture\\-of\\-Experts "
-                                  "models bigger than memory\n.SH SYNOPSIS\n", version());
+    std::string out = fmt::format(
+        ".TH SLUICE 1 \"\" \"sluice {}\" \"User Commands\"\n.SH NAME\nsluice \\- run Mixture\\-of\\-Experts "
+        "models bigger than memory\n.SH SYNOPSIS\n",
+        version());
     for (const Command& c : kCommands) out += fmt::format(".B sluice {}\n{}\n.br\n", c.name, roff(c.arguments));
-    out += ".SH DESCRIPTION\nSluice streams the experts of a GGUF model from disk inside llama.cpp. Results are bit\\-identical to "
-           "llama.cpp with everything in memory.\n.SH COMMANDS\n";
-    for (const Command& c : kCommands) out += fmt::format(".TP\n.B {}\n{}: {}\n", c.name, roff(c.summary), roff(c.help));
+    out +=
+        ".SH DESCRIPTION\nSluice streams the experts of a GGUF model from disk inside llama.cpp. Results are "
+        "bit\\-identical to "
+        "llama.cpp with everything in memory.\n.SH COMMANDS\n";
+    for (const Command& c : kCommands)
+        out += fmt::format(".TP\n.B {}\n{}: {}\n", c.name, roff(c.summary), roff(c.help));
     out += ".SH STREAMING OPTIONS\nThe variable works for every program that loads the plug\\-in; the flag wins.\n";
     for (const backend::Option& o : backend::options()) {
         out += fmt::format(".TP\n.BR {} {}\n{} Default: {}. Variable: {}.\n", roff(o.flag),
-                           o.value_name != nullptr ? "\" \" " + roff(o.value_name) : "", roff(o.help), roff(o.default_text), o.variable);
+                           o.value_name != nullptr ? "\" \" " + roff(o.value_name) : "", roff(o.help),
+                           roff(o.default_text), o.variable);
     }
-    out += ".SH EXIT STATUS\n0 well, 1 failed, 2 wrong command line, 130 interrupted.\n.SH SEE ALSO\nllama\\-server, llama\\-cli, "
-           "llama\\-bench, llama\\-perplexity\n";
+    out +=
+        ".SH EXIT STATUS\n0 well, 1 failed, 2 wrong command line, 130 interrupted.\n.SH SEE ALSO\nllama\\-server, "
+        "llama\\-cli, "
+        "llama\\-bench, llama\\-perplexity\n";
     return out;
 }
 
@@ -119,18 +134,24 @@ std::string bash_completion() {
         words += fmt::format("        {}) COMPREPLY=($(compgen -W \"{}\" -- \"$cur\")); return ;;\n", o.flag, list);
     }
     return fmt::format(
-        "# bash completion for sluice\n_sluice() {{\n    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}}\n"
-        "    if [ \"$COMP_CWORD\" -eq 1 ]; then COMPREPLY=($(compgen -W \"{} --help --version\" -- \"$cur\")); return; fi\n"
-        "    case $prev in\n{}        -m|--model|-f|--file|inspect) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n    esac\n"
-        "    case $cur in\n        -*) COMPREPLY=($(compgen -W \"--help -m --model -p -f -n -c -t --temp --chat --json {}\" -- \"$cur\")) ;;\n"
+        "# bash completion for sluice\n_sluice() {{\n    local cur=${{COMP_WORDS[COMP_CWORD]}} "
+        "prev=${{COMP_WORDS[COMP_CWORD-1]}}\n"
+        "    if [ \"$COMP_CWORD\" -eq 1 ]; then COMPREPLY=($(compgen -W \"{} --help --version\" -- \"$cur\")); return; "
+        "fi\n"
+        "    case $prev in\n{}        -m|--model|-f|--file|inspect) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n "
+        "   esac\n"
+        "    case $cur in\n        -*) COMPREPLY=($(compgen -W \"--help -m --model -p -f -n -c -t --temp --chat --json "
+        "{}\" -- \"$cur\")) ;;\n"
         "        *) COMPREPLY=($(compgen -f -- \"$cur\")) ;;\n    esac\n}}\ncomplete -o filenames -F _sluice sluice\n",
         names, words, flags);
 }
 
 std::string options_markdown() {
     std::string out =
-        "# Streaming options\n\nMade by `sluice --options-markdown` from the table in `src/backend/options.cpp`; do not edit.\n\n"
-        "Every option is a flag of the program `sluice`, an environment variable (for stock llama.cpp tools that load the\n"
+        "# Streaming options\n\nMade by `sluice --options-markdown` from the table in `src/backend/options.cpp`; do "
+        "not edit.\n\n"
+        "Every option is a flag of the program `sluice`, an environment variable (for stock llama.cpp tools that load "
+        "the\n"
         "plug-in, and for `sluice` where no flag is given), and a field of `sluice::Config`.\n\n"
         "| flag | variable | value | default | meaning |\n| --- | --- | --- | --- | --- |\n";
     for (const backend::Option& o : backend::options()) {

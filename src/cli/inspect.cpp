@@ -111,7 +111,8 @@ int inspect_command(std::vector<std::string> arguments) {
         j["smallest_cache_bytes"] = least;
         j["full_cache_bytes"] = full;
         for (const model::ExpertSet& s : g.sets) {
-            nlohmann::ordered_json set{{"layer", s.layer}, {"group", s.group}, {"experts", s.n_expert}, {"expert_bytes", s.record_bytes()}};
+            nlohmann::ordered_json set{
+                {"layer", s.layer}, {"group", s.group}, {"experts", s.n_expert}, {"expert_bytes", s.record_bytes()}};
             for (const model::ExpertTensor& t : s.tensors) {
                 set["components"].push_back({{"name", model::component_name(t.component)},
                                              {"type", model::type_traits(t.type)->name},
@@ -130,7 +131,8 @@ int inspect_command(std::vector<std::string> arguments) {
         return kOk;
     }
 
-    std::string out = fmt::format("{}\n  architecture      {}, {} layers, {} with experts", path, g.architecture, g.n_layer, g.sets.size());
+    std::string out = fmt::format("{}\n  architecture      {}, {} layers, {} with experts", path, g.architecture,
+                                  g.n_layer, g.sets.size());
     if (index->files().size() > 1) out += fmt::format(", {} files", index->files().size());
     uint32_t low = UINT32_MAX;
     uint32_t high = 0;
@@ -138,15 +140,18 @@ int inspect_command(std::vector<std::string> arguments) {
         low = std::min(low, s.n_expert);
         high = std::max(high, s.n_expert);
     }
-    out += fmt::format("\n  experts           {} per layer, {} used per token", low == high ? std::to_string(low) : fmt::format("{} to {}", low, high), g.n_expert_used);
+    out += fmt::format("\n  experts           {} per layer, {} used per token",
+                       low == high ? std::to_string(low) : fmt::format("{} to {}", low, high), g.n_expert_used);
     out += fmt::format("\n  one expert        {} at most:", human_bytes(g.largest_record_bytes));
-    for (const model::Component c : {model::Component::gate, model::Component::up, model::Component::gate_up, model::Component::down}) {
+    for (const model::Component c :
+         {model::Component::gate, model::Component::up, model::Component::gate_up, model::Component::down}) {
         const std::string types = types_of(g, c);
         if (!types.empty()) out += fmt::format(" {} {}", model::component_name(c), types);
     }
     out += fmt::format("\n  dense weights     {} (always in memory)", human_bytes(g.dense_bytes));
     out += fmt::format("\n  all experts       {}", human_bytes(g.expert_bytes));
-    out += fmt::format("\n  one token         {} of experts (one token cycle; a smaller cache hits little)\n\n", human_bytes(g.cycle_bytes));
+    out += fmt::format("\n  one token         {} of experts (one token cycle; a smaller cache hits little)\n\n",
+                       human_bytes(g.cycle_bytes));
     out += fmt::format("  {:>14}  {:>14}  {:>9}  {:>12}\n", "cache", "experts held", "of all", "token cycles");
     for (const Holding& h : holdings) {
         out += fmt::format("  {:>14}  {:>14}  {:>7.1f} %  {:>12.2f}\n", human_bytes(h.budget), h.slots,

@@ -19,11 +19,14 @@ int main(int argc, char** argv) {
     }
     // What packaging writes to files.
     if (name == "--man-page") return std::fputs(cli::man_page().c_str(), stdout) < 0 ? cli::kFailed : cli::kOk;
-    if (name == "--bash-completion") return std::fputs(cli::bash_completion().c_str(), stdout) < 0 ? cli::kFailed : cli::kOk;
-    if (name == "--options-markdown") return std::fputs(cli::options_markdown().c_str(), stdout) < 0 ? cli::kFailed : cli::kOk;
+    if (name == "--bash-completion")
+        return std::fputs(cli::bash_completion().c_str(), stdout) < 0 ? cli::kFailed : cli::kOk;
+    if (name == "--options-markdown")
+        return std::fputs(cli::options_markdown().c_str(), stdout) < 0 ? cli::kFailed : cli::kOk;
     const cli::Command* command = cli::find_command(name);
     if (command == nullptr) {
-        return cli::fail(error(Code::invalid_argument, "there is no command {}; sluice --help lists them", name), cli::kUsage);
+        return cli::fail(error(Code::invalid_argument, "there is no command {}; sluice --help lists them", name),
+                         cli::kUsage);
     }
     arguments.erase(arguments.begin());
     return command->run(std::move(arguments));

@@ -61,15 +61,17 @@ void print_summary(const engine::Generation& g) {
     const trace::ProcessMemory memory = trace::process_memory();
     std::string out;
     out += fmt::format("generated {} tokens at {} (whole loop), prompt {} tokens at {}, loaded in {:.2f} s\n", g.tokens,
-                       per_second(g.tokens, g.decode_seconds), g.prompt_tokens, per_second(g.prompt_tokens, g.prefill_seconds),
-                       g.load_seconds);
-    out += fmt::format("experts:  cache {:.1f} MiB holds {} of {}, decode hit rate {}, {} read per token\n",
-                       to_mib(g.at_end.cache_bytes), g.at_end.slots, g.at_end.experts,
-                       d.lookups > 0 ? fmt::format("{:.1f} %", 100.0 * static_cast<double>(d.hits) / static_cast<double>(d.lookups)) : "not measured",
-                       decoded > 0 ? fmt::format("{:.2f} MiB", to_mib(d.bytes_physical) / decoded) : "not measured");
+                       per_second(g.tokens, g.decode_seconds), g.prompt_tokens,
+                       per_second(g.prompt_tokens, g.prefill_seconds), g.load_seconds);
+    out += fmt::format(
+        "experts:  cache {:.1f} MiB holds {} of {}, decode hit rate {}, {} read per token\n",
+        to_mib(g.at_end.cache_bytes), g.at_end.slots, g.at_end.experts,
+        d.lookups > 0 ? fmt::format("{:.1f} %", 100.0 * static_cast<double>(d.hits) / static_cast<double>(d.lookups))
+                      : "not measured",
+        decoded > 0 ? fmt::format("{:.2f} MiB", to_mib(d.bytes_physical) / decoded) : "not measured");
     if (g.decode_seconds > 0 && decoded > 0) {
-        out += fmt::format("waiting:  {:.0f} % of decode time for reads, {:.0f} % for repacking\n", d.read_wait_ms / 10 / g.decode_seconds,
-                           d.repack_ms / 10 / g.decode_seconds);
+        out += fmt::format("waiting:  {:.0f} % of decode time for reads, {:.0f} % for repacking\n",
+                           d.read_wait_ms / 10 / g.decode_seconds, d.repack_ms / 10 / g.decode_seconds);
     }
     out += fmt::format("memory:   {} resident, peak {}\n", mib(memory.rss), mib(memory.peak));
     out += "lossy:    none\n";
@@ -80,12 +82,13 @@ void print_summary(const engine::Generation& g) {
 
 // Options of llama-completion that mean nothing to a run of one prompt.
 Status refuse_without_effect(const common_params& params) {
-    const char* flag = params.interactive || params.interactive_first                             ? "-i"
-                       : params.conversation_mode == COMMON_CONVERSATION_MODE_ENABLED             ? "-cnv (use --chat, or sluice chat)"
-                       : !params.path_prompt_cache.empty()                                        ? "--prompt-cache"
-                       : !params.input_prefix.empty() || !params.input_suffix.empty()             ? "--in-prefix/--in-suffix"
-                       : params.embedding                                                         ? "--embedding"
-                                                                                                  : nullptr;
+    const char* flag = params.interactive || params.interactive_first ? "-i"
+                       : params.conversation_mode == COMMON_CONVERSATION_MODE_ENABLED
+                           ? "-cnv (use --chat, or sluice chat)"
+                       : !params.path_prompt_cache.empty()                            ? "--prompt-cache"
+                       : !params.input_prefix.empty() || !params.input_suffix.empty() ? "--in-prefix/--in-suffix"
+                       : params.embedding                                             ? "--embedding"
+                                                                                      : nullptr;
     return flag == nullptr ? Status() : error(Code::invalid_argument, "{} has no effect in sluice run", flag);
 }
 
@@ -105,7 +108,8 @@ int run_command(std::vector<std::string> arguments) {
     }
     if (help) {
         std::fputs(help_text(*find_command("run")).c_str(), stdout);
-        std::fputs("\n  --chat\n        Put the prompt into the model's chat template as the user's message.\n\n", stdout);
+        std::fputs("\n  --chat\n        Put the prompt into the model's chat template as the user's message.\n\n",
+                   stdout);
         std::fflush(stdout);
     } else {
         Config config;
@@ -120,12 +124,14 @@ int run_command(std::vector<std::string> arguments) {
     std::vector<char*> argv{program.data()};
     for (std::string& a : arguments) argv.push_back(a.data());
     argv.push_back(nullptr);
-    if (!common_params_parse(static_cast<int>(argv.size()) - 1, argv.data(), params, LLAMA_EXAMPLE_COMPLETION)) return kUsage;
+    if (!common_params_parse(static_cast<int>(argv.size()) - 1, argv.data(), params, LLAMA_EXAMPLE_COMPLETION))
+        return kUsage;
     if (Status s = refuse_without_effect(params); !s.ok()) return fail(s, kUsage);
     if (params.model.path.empty()) return fail(error(Code::invalid_argument, "which model? give it with -m"), kUsage);
     if (params.prompt.empty()) {
         if (isatty(STDIN_FILENO) == 1) {
-            return fail(error(Code::invalid_argument, "there is no prompt: give one with -p, -f or on standard input"), kUsage);
+            return fail(error(Code::invalid_argument, "there is no prompt: give one with -p, -f or on standard input"),
+                        kUsage);
         }
         params.prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
     }

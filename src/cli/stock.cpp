@@ -37,9 +37,10 @@ void print_streaming_summary() {
     if (s.cache_bytes == 0) return;
     const auto line = [](const char* name, const PhaseStats& p) {
         if (p.lookups == 0) return;
-        std::fprintf(stderr, "sluice: %s: %.1f %% of %llu expert look-ups hit the cache, %s read, %.2f s waited\n", name,
-                     100.0 * static_cast<double>(p.hits) / static_cast<double>(p.lookups),
-                     static_cast<unsigned long long>(p.lookups), human_bytes(p.bytes_physical).c_str(), p.read_wait_ms / 1e3);
+        std::fprintf(stderr, "sluice: %s: %.1f %% of %llu expert look-ups hit the cache, %s read, %.2f s waited\n",
+                     name, 100.0 * static_cast<double>(p.hits) / static_cast<double>(p.lookups),
+                     static_cast<unsigned long long>(p.lookups), human_bytes(p.bytes_physical).c_str(),
+                     p.read_wait_ms / 1e3);
     };
     std::fprintf(stderr, "sluice: expert cache %s, %llu of %llu experts fit; lossy options: none\n",
                  human_bytes(s.cache_bytes).c_str(), static_cast<unsigned long long>(s.slots),
@@ -77,11 +78,13 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config) {
     if (Status s = backend::read_environment(config, environ); !s.ok()) return s;
     if (Status s = backend::take_options(config, arguments); !s.ok()) return s;
     // The plug-in named for stock tools would be a second copy of what this program already contains.
-    if (const char* plugin = std::getenv("GGML_BACKEND_PATH"); plugin != nullptr && std::strstr(plugin, "ggml-sluice") != nullptr) {
+    if (const char* plugin = std::getenv("GGML_BACKEND_PATH");
+        plugin != nullptr && std::strstr(plugin, "ggml-sluice") != nullptr) {
         unsetenv("GGML_BACKEND_PATH");
     }
     if (ggml_backend_reg_by_name("SLUICE") != nullptr) {
-        return error(Code::invalid_argument, "the plug-in is preloaded (LD_PRELOAD), but this program streams by itself: unset it");
+        return error(Code::invalid_argument,
+                     "the plug-in is preloaded (LD_PRELOAD), but this program streams by itself: unset it");
     }
     std::string why;
     if (!start(config, &why)) return error(Code::unsupported, "{}", why);
@@ -102,9 +105,15 @@ Status check_arguments(const std::vector<std::string>& arguments) {
     return {};
 }
 
-int chat_command(std::vector<std::string> arguments) { return run_stock("chat", llama_cli, std::move(arguments)); }
-int serve_command(std::vector<std::string> arguments) { return run_stock("serve", llama_server, std::move(arguments)); }
-int bench_command(std::vector<std::string> arguments) { return run_stock("bench", llama_bench, std::move(arguments)); }
+int chat_command(std::vector<std::string> arguments) {
+    return run_stock("chat", llama_cli, std::move(arguments));
+}
+int serve_command(std::vector<std::string> arguments) {
+    return run_stock("serve", llama_server, std::move(arguments));
+}
+int bench_command(std::vector<std::string> arguments) {
+    return run_stock("bench", llama_bench, std::move(arguments));
+}
 int perplexity_command(std::vector<std::string> arguments) {
     return run_stock("perplexity", llama_perplexity, std::move(arguments));
 }

@@ -17,7 +17,9 @@ namespace {
 // Context for a run whose user named none: the training context of large models would reserve gigabytes of KV cache.
 constexpr int kDefaultContext = 4096;
 
-double seconds(Nanos from, Nanos to) { return static_cast<double>(to - from) / 1e9; }
+double seconds(Nanos from, Nanos to) {
+    return static_cast<double>(to - from) / 1e9;
+}
 
 // The last thing llama.cpp complained about, for a sentence of our own.
 struct LastError {
@@ -102,8 +104,8 @@ struct Run {
 
     void loop() {
         const llama_vocab* vocab = llama_model_get_vocab(llama_get_model(ctx));
-        std::string held;   // the start of a character whose rest has not come yet
-        std::string tail;   // for reverse prompts
+        std::string held;  // the start of a character whose rest has not come yet
+        std::string tail;  // for reverse prompts
         std::vector<llama_token> token(1);
         while (params.n_predict < 0 || out.tokens < params.n_predict) {
             if (stopped()) {
@@ -134,7 +136,8 @@ struct Run {
         size_t longest = 1;
         for (const std::string& stop : params.antiprompt) {
             longest = std::max(longest, stop.size());
-            if (tail.size() >= stop.size() && tail.compare(tail.size() - stop.size(), stop.size(), stop) == 0) return true;
+            if (tail.size() >= stop.size() && tail.compare(tail.size() - stop.size(), stop.size(), stop) == 0)
+                return true;
         }
         if (tail.size() > 4 * longest + 256) tail.erase(0, tail.size() - longest);
         return false;
@@ -161,7 +164,8 @@ void run_loaded(Run& run, llama_model* model) {
     out.prompt_tokens = static_cast<int>(prompt.size());
     const auto n_ctx = static_cast<int>(llama_n_ctx(run.ctx));
     if (out.prompt_tokens >= n_ctx) {
-        out.status = error(Code::invalid_argument, "the prompt has {} tokens, but the context holds {}: raise -c", out.prompt_tokens, n_ctx);
+        out.status = error(Code::invalid_argument, "the prompt has {} tokens, but the context holds {}: raise -c",
+                           out.prompt_tokens, n_ctx);
         return;
     }
     if (params.display_prompt && !run.options.chat) run.options.on_text(run.options.prompt);
@@ -208,8 +212,7 @@ Generation generate(common_params& params, const GenerateOptions& options) {
     }
     Run run{params, options, out, init->context(), init->sampler(0)};
     llama_set_abort_callback(
-        run.ctx,
-        [](void* self) { return static_cast<const Run*>(self)->stopped(); }, &run);
+        run.ctx, [](void* self) { return static_cast<const Run*>(self)->stopped(); }, &run);
     run_loaded(run, init->model());
     return out;
 }
@@ -232,7 +235,8 @@ Status check_model(const std::string& path) {
     const std::string arch = index.ok() ? index->architecture() : "";
     while (!last.text.empty() && last.text.back() == '\n') last.text.pop_back();
     if (last.text.find("unknown model architecture") != std::string::npos || last.text.empty()) {
-        return error(Code::unsupported, "{}: {} does not know the architecture \"{}\"", path, llama_version_needed(), arch);
+        return error(Code::unsupported, "{}: {} does not know the architecture \"{}\"", path, llama_version_needed(),
+                     arch);
     }
     return error(Code::corrupt, "{}: llama.cpp cannot read this model: {}", path, last.text);
 }

@@ -20,7 +20,7 @@ struct Generation {
     bool interrupted = false;  // stop was set
     bool context_full = false;
     int prompt_tokens = 0;
-    int tokens = 0;            // generated, the end-of-text token not counted
+    int tokens = 0;  // generated, the end-of-text token not counted
     double load_seconds = 0;
     double prefill_seconds = 0;
     double decode_seconds = 0;  // from the first sampled token to the last
@@ -31,9 +31,9 @@ struct Generation {
 struct GenerateOptions {
     std::string prompt;
     bool chat = false;  // put the prompt into the model's chat template as the user's message
-    std::function<void(const std::string&)> on_text;   // pieces of valid UTF-8
-    std::function<bool(float)> on_load;                // progress 0..1; returning false stops the load
-    const std::atomic<bool>* stop = nullptr;           // may be set from a signal handler
+    std::function<void(const std::string&)> on_text;  // pieces of valid UTF-8
+    std::function<bool(float)> on_load;               // progress 0..1; returning false stops the load
+    const std::atomic<bool>* stop = nullptr;          // may be set from a signal handler
 };
 
 // `params` as llama.cpp's own option parser left them. Loads the model, runs, frees everything.

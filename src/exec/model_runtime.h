@@ -31,9 +31,9 @@ struct ModelRuntime {
     // Made at the first block that needs it, when the context's own memory is already there to be counted.
     std::function<Result<std::unique_ptr<sched::Fetcher>>()> make_fetcher;
     std::unique_ptr<sched::Fetcher> fetcher;
-    std::vector<std::vector<WeightForm>> forms;      // [set][component]
-    std::vector<std::vector<bool>> same_delta;       // [set][component]: all experts sit equally deep in their slots
-    trace::Counters counters;                        // guarded by mutex
+    std::vector<std::vector<WeightForm>> forms;  // [set][component]
+    std::vector<std::vector<bool>> same_delta;   // [set][component]: all experts sit equally deep in their slots
+    trace::Counters counters;                    // guarded by mutex
 };
 
 // What an expert tensor of the graph refers to (ggml_tensor::extra of the weight points here).

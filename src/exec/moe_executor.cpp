@@ -16,7 +16,8 @@ constexpr size_t kMaxNodes = 2048;
 // call, plus 8 per slot and row reserved), and at this width it still costs less than one more node per expert.
 constexpr int64_t kMaxWindow = 2048;
 constexpr uint64_t kMaxWindowWork = 64 * MiB;
-// Rows gathered for computing experts one by one: enough to keep launches rare, small enough to stay in cache and budget.
+// Rows gathered for computing experts one by one: enough to keep launches rare, small enough to stay in cache and
+// budget.
 constexpr size_t kGatherBytes = 4 * MiB;
 // From this many rows of one expert on, ggml's IQ kernels use other arithmetic, but only over contiguous weights.
 constexpr int32_t kPanelRows = 8;
@@ -31,8 +32,10 @@ bool has_panel_kernel(ggml_type type) {
         case GGML_TYPE_IQ3_XXS:
         case GGML_TYPE_IQ3_S:
         case GGML_TYPE_IQ4_NL:
-        case GGML_TYPE_IQ4_XS: return true;
-        default: return false;
+        case GGML_TYPE_IQ4_XS:
+            return true;
+        default:
+            return false;
     }
 }
 
@@ -43,8 +46,10 @@ bool is_nothing(ggml_op op) {
 
 int32_t id_at(const ggml_tensor* ids, int64_t k, int64_t t) {
     int32_t id = 0;
-    std::memcpy(&id, static_cast<const char*>(ids->data) + t * static_cast<int64_t>(ids->nb[1]) +
-                         k * static_cast<int64_t>(ids->nb[0]), sizeof id);
+    std::memcpy(&id,
+                static_cast<const char*>(ids->data) + t * static_cast<int64_t>(ids->nb[1]) +
+                    k * static_cast<int64_t>(ids->nb[0]),
+                sizeof id);
     return id;
 }
 
@@ -60,7 +65,9 @@ MoeExecutor::MoeExecutor(ggml_backend_t cpu, WeightLookup weight_of) : cpu_(cpu)
     graph_ = ggml_new_graph_custom(context_, kMaxNodes, false);
 }
 
-MoeExecutor::~MoeExecutor() { ggml_free(context_); }
+MoeExecutor::~MoeExecutor() {
+    ggml_free(context_);
+}
 
 ggml_status MoeExecutor::compute(ggml_cgraph* graph) {
     last_error_ = Status();

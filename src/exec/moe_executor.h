@@ -88,10 +88,10 @@ class MoeExecutor {
     uint32_t counted_set_ = UINT32_MAX;
     std::vector<uint8_t> counting_component_;  // by set: the component whose node comes first, as once seen
     bool decoding_ = false;
-    std::vector<RecordId> records_;        // distinct experts of the block
-    std::vector<int32_t> row_begin_;       // [n_expert + 1] into rows_
-    std::vector<Row> rows_;                // by expert
-    std::vector<int32_t> place_;           // [n_expert] scratch of append_strided
+    std::vector<RecordId> records_;   // distinct experts of the block
+    std::vector<int32_t> row_begin_;  // [n_expert + 1] into rows_
+    std::vector<Row> rows_;           // by expert
+    std::vector<int32_t> place_;      // [n_expert] scratch of append_strided
 
     // Node storage: addresses stay valid until the graph was computed.
     std::deque<ggml_tensor> tensors_;

@@ -10,9 +10,9 @@ namespace sluice::trace {
 
 // Of one phase. A graph over one token is decode, anything wider is prefill.
 struct PhaseCounters {
-    uint64_t tokens = 0;          // rows that the first expert layer saw
-    uint64_t lookups = 0;         // distinct experts per layer visit
-    uint64_t hits = 0;            // of those, wholly resident at that moment
+    uint64_t tokens = 0;   // rows that the first expert layer saw
+    uint64_t lookups = 0;  // distinct experts per layer visit
+    uint64_t hits = 0;     // of those, wholly resident at that moment
     uint64_t reads = 0;
     uint64_t logical_bytes = 0;   // expert bytes that were missing
     uint64_t physical_bytes = 0;  // bytes asked of the drive for them, alignment included
@@ -26,10 +26,10 @@ struct Counters {
     PhaseCounters decode;
     uint64_t evictions = 0;
     uint64_t rereads = 0;
-    uint64_t cache_bytes = 0;      // memory of all slots
+    uint64_t cache_bytes = 0;  // memory of all slots
     uint64_t slots = 0;
-    uint64_t records = 0;          // experts of the model, all layers
-    uint64_t resident = 0;         // of those, in a slot now
+    uint64_t records = 0;             // experts of the model, all layers
+    uint64_t resident = 0;            // of those, in a slot now
     uint64_t dense_bytes_loaded = 0;  // read by us at load into our own memory
 };
 

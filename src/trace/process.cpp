@@ -29,6 +29,8 @@ ProcessMemory process_memory() {
             .file = field(kStatus, "RssFile:", 1024)};
 }
 
-std::optional<uint64_t> process_bytes_read() { return field("/proc/self/io", "read_bytes:", 1); }
+std::optional<uint64_t> process_bytes_read() {
+    return field("/proc/self/io", "read_bytes:", 1);
+}
 
 }  // namespace sluice::trace

@@ -36,7 +36,8 @@ struct Workload {
 };
 
 std::string name(const Flags& f) {
-    return std::string(f.repack ? "repack" : "no-repack") + " t" + std::to_string(f.threads) + (f.flash ? " fa" : " no-fa");
+    return std::string(f.repack ? "repack" : "no-repack") + " t" + std::to_string(f.threads) +
+           (f.flash ? " fa" : " no-fa");
 }
 
 // All logits that a caller could see, and the state of the sequence at the end.
@@ -187,13 +188,15 @@ int main(int argc, char** argv) {
         return 2;
     }
 
-    llama_log_set([](ggml_log_level level, const char* text, void*) {
-        if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
-    }, nullptr);
+    llama_log_set(
+        [](ggml_log_level level, const char* text, void*) {
+            if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+        },
+        nullptr);
     llama_backend_init();
 
-    // Which (flags, cache size) pairs run. Each pick meets every cache size, each with other flags; eight picks in a row
-    // meet all of the 8 x 5 pairs.
+    // Which (flags, cache size) pairs run. Each pick meets every cache size, each with other flags; eight picks in a
+    // row meet all of the 8 x 5 pairs.
     const std::vector<Budget> sizes = budgets(*geometry);
     std::vector<std::pair<Flags, Budget>> cases;
     for (int f = 0; f < 8; ++f) {
@@ -231,12 +234,13 @@ int main(int argc, char** argv) {
                 differing += std::memcmp(&want.logits[i], &got.logits[i], sizeof(float)) != 0 ? 1 : 0;
             }
         }
-        const bool same = got.ok && got.logits.size() == want.logits.size() && differing == 0 && got.state == want.state;
+        const bool same =
+            got.ok && got.logits.size() == want.logits.size() && differing == 0 && got.state == want.state;
         if (!same) {
             ++failures;
-            std::printf("DIFFERS  %-22s %-18s ran %d, logits %zu of %zu differ, state %s %s\n", name(flags).c_str(), size.name,
-                        got.ok ? 1 : 0, differing, want.logits.size(), got.state == want.state ? "same" : "differs",
-                        sluice::last_error().c_str());
+            std::printf("DIFFERS  %-22s %-18s ran %d, logits %zu of %zu differ, state %s %s\n", name(flags).c_str(),
+                        size.name, got.ok ? 1 : 0, differing, want.logits.size(),
+                        got.state == want.state ? "same" : "differs", sluice::last_error().c_str());
         } else {
             std::printf("same     %-22s %-18s %zu logits\n", name(flags).c_str(), size.name, want.logits.size());
         }

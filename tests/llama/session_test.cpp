@@ -1,5 +1,6 @@
 // Owns: what a session with streaming must do besides computing the same logits: read little at load, fail cleanly,
-// recover, be cancelled, be shared. Reference logits come from stock llama.cpp in the same process, before Sluice starts.
+// recover, be cancelled, be shared. Reference logits come from stock llama.cpp in the same process, before Sluice
+// starts.
 #include <fcntl.h>
 #include <ggml-backend.h>
 #include <gtest/gtest.h>
@@ -26,8 +27,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string models() { return std::getenv("SLUICE_TEST_MODELS") != nullptr ? std::getenv("SLUICE_TEST_MODELS") : "."; }
-std::string moe_model() { return models() + "/qwen3moe-q4_0.gguf"; }
+std::string models() {
+    return std::getenv("SLUICE_TEST_MODELS") != nullptr ? std::getenv("SLUICE_TEST_MODELS") : ".";
+}
+std::string moe_model() {
+    return models() + "/qwen3moe-q4_0.gguf";
+}
 
 using Model = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
 using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
@@ -172,7 +177,8 @@ TEST(Session, ATruncatedFileFailsTheRequestAndItsRestoredSelfIsRightAgain) {
     const Model model = load(copy.path());
     const Context ctx = context(model.get());
     ASSERT_EQ(logits_after(ctx.get(), 50, 0), reference().salt[0]);
-    for (const uint64_t cut : {uint64_t{0}, uint64_t{1}, data - 1, data, data + (size - data) / 3, size / 2, size - 5000}) {
+    for (const uint64_t cut :
+         {uint64_t{0}, uint64_t{1}, data - 1, data, data + (size - data) / 3, size / 2, size - 5000}) {
         copy.truncate(cut);
         int rc = 0;
         EXPECT_TRUE(logits_after(ctx.get(), 50, 1, &rc).empty()) << "cut at " << cut;
@@ -206,7 +212,8 @@ TEST(Session, ACancelledDecodeLeavesNothingBehind) {
             int after;
         } limit{&calls, after};
         llama_set_abort_callback(
-            ctx.get(), [](void* self) { return ++*static_cast<Limit*>(self)->calls > static_cast<Limit*>(self)->after; }, &limit);
+            ctx.get(),
+            [](void* self) { return ++*static_cast<Limit*>(self)->calls > static_cast<Limit*>(self)->after; }, &limit);
         int rc = 0;
         (void)logits_after(ctx.get(), 50, 3, &rc);
         EXPECT_EQ(rc, 2) << "cancelled after " << after;

@@ -136,7 +136,8 @@ TEST_F(FetcherTest, ResidentsAreLeasedBeforeTheOthersCanEvictThem) {
     const size_t n = fetcher->lease(first);
     ASSERT_TRUE(fetcher->load(std::span(first).first(n), kAll).ok());
     fetcher->release(std::span(first).first(n));
-    std::vector<RecordId> second{store_->record(1, 0), store_->record(1, 1), store_->record(1, 3), store_->record(1, 5)};
+    std::vector<RecordId> second{store_->record(1, 0), store_->record(1, 1), store_->record(1, 3),
+                                 store_->record(1, 5)};
     const uint64_t before = engine_->counters().reads;
     std::span<RecordId> left(second);
     while (!left.empty()) {
@@ -149,12 +150,12 @@ TEST_F(FetcherTest, ResidentsAreLeasedBeforeTheOthersCanEvictThem) {
     EXPECT_EQ(engine_->counters().reads - before, 6U) << "only the two absent records are read";
 }
 
-// Every read of a run fails in turn, in every way: the caller hears of it or gets right bytes, never wrong ones, and the
-// next try is right.
+// Every read of a run fails in turn, in every way: the caller hears of it or gets right bytes, never wrong ones, and
+// the next try is right.
 TEST_F(FetcherTest, NoFaultAtAnyReadEverBecomesAWeight) {
-    const std::vector<io::Fault> faults{io::Fault::error(EIO), io::Fault::error(ESTALE), io::Fault::truncated(10),
-                                        io::Fault::short_read(100), io::Fault::interrupted(3), io::Fault::again(2),
-                                        io::Fault::stall(5'000'000'000)};
+    const std::vector<io::Fault> faults{
+        io::Fault::error(EIO),     io::Fault::error(ESTALE), io::Fault::truncated(10),       io::Fault::short_read(100),
+        io::Fault::interrupted(3), io::Fault::again(2),      io::Fault::stall(5'000'000'000)};
     for (const bool convert : {false, true}) {
         for (const io::Fault& fault : faults) {
             for (uint64_t k = 0; k < 18; ++k) {
