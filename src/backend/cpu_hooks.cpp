@@ -17,6 +17,7 @@ GetProc g_get_proc = nullptr;
 FromHostPtr g_from_host_ptr = nullptr;
 SetPool g_set_pool = nullptr;
 DenseHook g_dense_hook = nullptr;
+LoadHook g_load_hook = nullptr;
 ggml_backend_reg_t g_cpu_reg = nullptr;
 
 // The loader's order is fixed: it lists buffer types (and only then asks for the extra ones), chooses one per weight,
@@ -42,6 +43,7 @@ bool is_numa() {
         t.to_extra.clear();
         t.asked_for_extra = false;
         t.mapping = true;
+        g_load_hook();
     }
     return true;
 }
@@ -79,7 +81,7 @@ ggml_backend_buffer_t from_host_ptr(ggml_backend_dev_t device, void* pointer, si
 
 }  // namespace
 
-Status install_cpu_hooks(DenseHook dense_hook) {
+Status install_cpu_hooks(DenseHook dense_hook, LoadHook load_hook) {
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
     if (g_get_proc != nullptr) return {};
@@ -91,6 +93,7 @@ Status install_cpu_hooks(DenseHook dense_hook) {
     }
     g_cpu_reg = reg;
     g_dense_hook = dense_hook;
+    g_load_hook = load_hook;
     g_set_pool = reinterpret_cast<SetPool>(reg->iface.get_proc_address(reg, "ggml_backend_cpu_set_threadpool"));
     g_from_host_ptr = device->iface.buffer_from_host_ptr;
     device->iface.buffer_from_host_ptr = from_host_ptr;

@@ -23,7 +23,10 @@ namespace sluice::backend {
 // Called for a buffer over a mapping of dense weights; returns the buffer to use, nullptr to fail the load.
 using DenseHook = ggml_backend_buffer_t (*)(ggml_backend_buffer_t original, void* pointer, size_t size);
 
-Status install_cpu_hooks(DenseHook dense_hook);
+// Called once when a model's first file is being mapped.
+using LoadHook = void (*)();
+
+Status install_cpu_hooks(DenseHook dense_hook, LoadHook load_hook);
 
 // A CPU backend function by name, past our own watching.
 void* cpu_proc(const char* name);

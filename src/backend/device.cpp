@@ -150,8 +150,22 @@ ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t, void* pointer, si
                                     size);
 }
 
+// A new model: what went wrong with an earlier one, whose context was never asked for, is history.
+void begin_load() {
+    const std::lock_guard<std::mutex> lock(global().mutex);
+    global().load_error = Status();
+    (void)take_dense_error();
+}
+
+// llama.cpp's lazy mode gives a table that is read row by row a buffer of its own: that one is to stay in the mapping.
+bool is_lazy_table(const ModelState& model, const MappedFile& mapping, const void* pointer, size_t size) {
+    const model::TensorEntry* table = model.index().find("per_layer_token_embd.weight");
+    const auto offset = mapping.offset + static_cast<uint64_t>(static_cast<const std::byte*>(pointer) - mapping.begin);
+    return table != nullptr && table->offset == offset && table->bytes == size;
+}
+
 // Where the CPU backend is given a mapping: dense weights of a MoE model, or a model that is none of our business.
-ggml_backend_buffer_t dense_hook(ggml_backend_buffer_t original, void* pointer, size_t) {
+ggml_backend_buffer_t dense_hook(ggml_backend_buffer_t original, void* pointer, size_t size) {
     auto mapping = find_mapping(pointer);
     if (!mapping.ok()) return original;
     auto model = model_of(mapping->path, current_load().repack);
@@ -163,6 +177,7 @@ ggml_backend_buffer_t dense_hook(ggml_backend_buffer_t original, void* pointer, 
         ggml_backend_buffer_free(original);
         return refuse_buffer(model.status());
     }
+    if (is_lazy_table(**model, *mapping, pointer, size)) return original;
     const Config config = current_config();
     advise_dense(**model, *mapping, config.dense_weights);
     if (config.dense_weights == DenseWeights::anon) {
@@ -473,7 +488,7 @@ Result<ggml_backend_reg_t> make_registry() {
                      "this Sluice was built for llama.cpp v{} (ggml {}), but the program runs ggml {}",
                      SLUICE_LLAMA_VERSION, SLUICE_GGML_VERSION, ggml_version());
     }
-    if (Status s = install_cpu_hooks(dense_hook); !s.ok()) return s;
+    if (Status s = install_cpu_hooks(dense_hook, begin_load); !s.ok()) return s;
     return static_cast<ggml_backend_reg_t>(registry());
 }
 

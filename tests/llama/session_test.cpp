@@ -37,11 +37,13 @@ std::string moe_model() {
 using Model = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
 using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
 
-Model load(const std::string& path, llama_load_mode mode = LLAMA_LOAD_MODE_MMAP, bool repack = false) {
+Model load(const std::string& path, llama_load_mode mode = LLAMA_LOAD_MODE_MMAP, bool repack = false,
+           llama_lazy_mode lazy = LLAMA_LAZY_MODE_AUTO) {
     llama_model_params params = llama_model_default_params();
     params.use_extra_bufts = repack;
     params.n_gpu_layers = 0;
     params.load_mode = mode;
+    params.lazy_mode = lazy;
     return {llama_model_load_from_file(path.c_str(), params), llama_model_free};
 }
 
@@ -78,6 +80,7 @@ std::vector<float> logits_after(llama_context* ctx, int n, int salt, int* rc = n
 struct Reference {
     std::vector<float> salt[4];
     std::vector<float> dense_model;
+    std::vector<float> ple_model;
 };
 Reference& reference() {
     static Reference r;
@@ -260,6 +263,24 @@ TEST(Session, AModelWithoutExpertsIsLeftToStock) {
     EXPECT_EQ(stats().cache_bytes, 0U);
 }
 
+TEST(Session, ATableThatLlamaReadsRowByRowStaysInTheFile) {
+    const std::string path = models() + "/qwen4exp-f16.gguf";
+    const auto index = model::GgufIndex::open(path);
+    const model::TensorEntry* table = index->find("per_layer_token_embd.weight");
+    ASSERT_NE(table, nullptr);
+    start_with(Config());
+    uint64_t loaded[2] = {};
+    for (const bool lazy : {false, true}) {
+        const uint64_t before = stats().dense_bytes;
+        const Model model = load(path, LLAMA_LOAD_MODE_MMAP, false, lazy ? LLAMA_LAZY_MODE_ON : LLAMA_LAZY_MODE_OFF);
+        ASSERT_NE(model, nullptr);
+        loaded[lazy ? 1 : 0] = stats().dense_bytes - before;
+        const Context ctx = context(model.get());
+        EXPECT_EQ(logits_after(ctx.get(), 50, 0), reference().ple_model);
+    }
+    EXPECT_EQ(loaded[0] - loaded[1], table->bytes);
+}
+
 TEST(Session, LoadModesThatReadEverythingAreRefused) {
     start_with(tiny_cache());
     for (const llama_load_mode mode : {LLAMA_LOAD_MODE_NONE, LLAMA_LOAD_MODE_DIRECT_IO, LLAMA_LOAD_MODE_MLOCK}) {
@@ -348,6 +369,9 @@ int main(int argc, char** argv) {
         }
         const Context ctx = context(model.get());
         for (int salt = 0; salt < 4; ++salt) reference().salt[salt] = logits_after(ctx.get(), 50, salt);
+        const Model ple = load(models() + "/qwen4exp-f16.gguf");
+        const Context ple_ctx = context(ple.get());
+        reference().ple_model = logits_after(ple_ctx.get(), 50, 0);
         const Context dense_ctx = context(dense.get());
         reference().dense_model = logits_after(dense_ctx.get(), 50, 0);
     }
