@@ -27,7 +27,7 @@ build: setup
 
 # All experts together are about 25 MiB; the cache here is 6.
 demo: build
-	@build/sluice run -m $(DEMO_MODEL) --cache-mb 6 -c 512 -n 96 --temp 0 -p 'In the beginning'
+	@build/sluice run -m $(DEMO_MODEL) --cache-mb 6 -c 512 -n 96 --temp 0 -p 'The Lord is my shepherd'
 
 check: build
 	@$(CTEST) -LE '^full$$'

@@ -3,10 +3,11 @@
 // Keeps: the reference runs in this very process before Sluice is started, so both sides share one binary; a case that
 // did not run counts as a failure.
 //
-// Usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N]
+// Usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool]
 //   --full      all of repack x threads x flash attention x cache size
-//   --pick K    one of eight selections that together are the full set (default 0)
+//   --pick K    three cases, other ones for each K; fourteen picks in a row are the full set (default 0)
 #include <ggml-backend.h>
+#include <ggml-cpu.h>
 #include <llama.h>
 #include <sluice/sluice.h>
 
@@ -33,6 +34,7 @@ struct Workload {
     int n_prompt = 300;
     int n_decode = 64;
     int n_seq = 1;
+    bool attach_pool = true;
 };
 
 std::string name(const Flags& f) {
@@ -66,6 +68,15 @@ Outcome run(const char* path, const Flags& flags, const Workload& work) {
         llama_model_free(model);
         return out;
     }
+    // The tools attach a pool of threads to their contexts; programs without one get threads anew for every graph.
+    const ggml_backend_reg_t cpu = ggml_backend_dev_backend_reg(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+    const auto new_pool =
+        reinterpret_cast<decltype(&ggml_threadpool_new)>(ggml_backend_reg_get_proc_address(cpu, "ggml_threadpool_new"));
+    const auto free_pool = reinterpret_cast<decltype(&ggml_threadpool_free)>(
+        ggml_backend_reg_get_proc_address(cpu, "ggml_threadpool_free"));
+    ggml_threadpool_params tp = ggml_threadpool_params_default(flags.threads);
+    ggml_threadpool_t pool = work.attach_pool ? new_pool(&tp) : nullptr;
+    if (pool != nullptr) llama_attach_threadpool(ctx, pool, nullptr);
     const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
     llama_batch batch = llama_batch_init(std::max(512, work.n_seq), 0, 1);
     const auto add = [&](llama_token token, int pos, int seq, bool logits) {
@@ -120,6 +131,7 @@ Outcome run(const char* path, const Flags& flags, const Workload& work) {
     }
     llama_batch_free(batch);
     llama_free(ctx);
+    if (pool != nullptr) free_pool(pool);
     llama_model_free(model);
     return out;
 }
@@ -152,7 +164,9 @@ std::vector<Budget> budgets(const sluice::model::Geometry& g) {
 
 int main(int argc, char** argv) {
     if (argc < 2) {
-        std::fprintf(stderr, "usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N]\n");
+        std::fprintf(
+            stderr,
+            "usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool]\n");
         return 2;
     }
     const char* path = argv[1];
@@ -163,6 +177,10 @@ int main(int argc, char** argv) {
         const std::string a = argv[i];
         if (a == "--full") {
             full = true;
+            continue;
+        }
+        if (a == "--no-pool") {
+            work.attach_pool = false;
             continue;
         }
         int* field = a == "--pick"       ? &pick
@@ -195,15 +213,15 @@ int main(int argc, char** argv) {
         nullptr);
     llama_backend_init();
 
-    // Which (flags, cache size) pairs run. Each pick meets every cache size, each with other flags; eight picks in a
-    // row meet all of the 8 x 5 pairs.
+    // Which (flags, cache size) pairs run. The numbers of flags and of sizes have no common factor, so fourteen picks
+    // in a row meet all 8 x 5 pairs.
+    constexpr int kPerPick = 3;
     const std::vector<Budget> sizes = budgets(*geometry);
     std::vector<std::pair<Flags, Budget>> cases;
-    for (int f = 0; f < 8; ++f) {
-        const Flags flags{.repack = (f & 1) != 0, .threads = (f & 2) != 0 ? 2 : 1, .flash = (f & 4) != 0};
-        for (size_t b = 0; b < sizes.size(); ++b) {
-            if (full || (pick + 3 * static_cast<int>(b)) % 8 == f) cases.emplace_back(flags, sizes[b]);
-        }
+    const int n_sizes = static_cast<int>(sizes.size());
+    for (int n = full ? 0 : pick * kPerPick; n < (full ? 8 * n_sizes : (pick + 1) * kPerPick); ++n) {
+        const Flags flags{.repack = (n & 1) != 0, .threads = (n & 2) != 0 ? 2 : 1, .flash = (n & 4) != 0};
+        cases.emplace_back(flags, sizes[static_cast<size_t>(n % n_sizes)]);
     }
 
     std::map<Flags, Outcome> stock;
