@@ -11,6 +11,7 @@ import gzip
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -138,6 +139,19 @@ def many_at_once(port):
         assert isinstance(answer, str) and answer, f"request {i} beside a leaving client got {answer!r}"
 
 
+def truncated_meanwhile(port, copy, original, expected):
+    """The model file is cut under the running server: that request fails in words, the next one is right again."""
+    size = os.path.getsize(original)
+    os.truncate(copy, size // 2)
+    status, data = request(port, "POST", "/completion", {"prompt": PROMPTS[2] + " and then", "n_predict": 4,
+                                                         "temperature": 0, "cache_prompt": False})
+    assert status >= 400 and b"error" in data, f"a cut file gave {status} {data[:200]}"
+    with open(original, "rb") as good, open(copy, "r+b") as bad:
+        shutil.copyfileobj(good, bad)
+    got = completion(port, PROMPTS[0])
+    assert got == expected, f"after the file is whole again: {got!r} instead of {expected!r}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--llama-server", required=True)
@@ -147,7 +161,10 @@ def main():
     parser.add_argument("--cache-mb", required=True, help="small enough that experts are read all the time")
     args = parser.parse_args()
 
-    common = ["-m", args.model, "-c", "2048", "-np", "4", "-t", "2", "--no-warmup"]
+    work = tempfile.TemporaryDirectory()
+    copy = os.path.join(work.name, "model.gguf")
+    shutil.copyfile(args.model, copy)
+    common = ["-m", copy, "-c", "2048", "-np", "4", "-t", "2", "--no-warmup"]
     with tempfile.TemporaryFile("w+") as log:
         try:
             os.environ.pop("GGML_BACKEND_PATH", None)
@@ -164,9 +181,10 @@ def main():
                         assert got[key] == text, f"{name}: {key}: {got[key]!r} instead of {text!r}"
                     many_at_once(port)
                     assert completion(port, PROMPTS[1]) == stock["completion", PROMPTS[1]], f"{name}: another text after the crowd"
+                    truncated_meanwhile(port, copy, args.model, stock["completion", PROMPTS[0]])
                     status, page = request(port, "GET", "/")
                     assert status == 200 and b"<html" in page.lower(), f"{name}: no web UI ({status})"
-                print(f"{name}: {len(stock)} answers equal to stock, survived four clients at once")
+                print(f"{name}: {len(stock)} answers equal to stock, survived four clients at once and a cut file")
             log.seek(0)
             text = log.read()
             assert "experts streamed" in text or "expert cache" in text, "the log does not show that Sluice was at work"
