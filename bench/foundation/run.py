@@ -10,72 +10,19 @@ Arms are interleaved A/B/B/A; medians and spread are printed, with the drift of 
 on an idle machine, as root for the cgroup. Writes Markdown to standard output.
 """
 import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
 
-MIB = 1 << 20
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from common import MIB, compare, llama_bench, summary  # noqa: E402
 
 
 def bench(args, threads, n_prompt, n_gen, streaming_mb=None, limit=None, repetitions=1):
-    """tok/s of one llama-bench process, one value per repetition."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_") and k != "GGML_BACKEND_PATH"}
+    env = {}
     if streaming_mb is not None:
-        env.update(GGML_BACKEND_PATH=args.plugin, SLUICE_CACHE_MB=str(streaming_mb), SLUICE_LOG="warn")
-    command = [args.llama_bench, "-m", args.model, "-t", str(threads), "-p", str(n_prompt), "-n", str(n_gen),
-               "-r", str(repetitions), "-o", "json"]
-    with Cgroup(limit) as group:
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              preexec_fn=group.enter)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
-    return [s for test in json.loads(done.stdout) for s in test["samples_ts"]]
-
-
-class Cgroup:
-    """A memory cgroup (version 1 or 2) around a child, or nothing where limit is None."""
-
-    def __init__(self, limit):
-        self.limit, self.path = limit, None
-
-    def __enter__(self):
-        if self.limit is None:
-            return self
-        v1 = "/sys/fs/cgroup/memory"
-        self.path = (v1 if os.path.isdir(v1) else "/sys/fs/cgroup") + f"/sluice-bench-{os.getpid()}"
-        os.mkdir(self.path)
-        name = "memory.limit_in_bytes" if os.path.isdir(v1) else "memory.max"
-        with open(f"{self.path}/{name}", "w") as f:
-            f.write(str(self.limit))
-        return self
-
-    def enter(self):
-        if self.path:
-            with open(f"{self.path}/cgroup.procs", "w") as f:
-                f.write(str(os.getpid()))
-
-    def __exit__(self, *_):
-        if self.path:
-            os.rmdir(self.path)
-
-
-def summary(values):
-    m = statistics.median(values)
-    return f"{m:.2f} ({min(values):.2f}–{max(values):.2f})", m
-
-
-def compare(name, stock, ours, rounds):
-    """Interleaved A/B/B/A; returns a table row."""
-    a, b = [], []
-    for r in range(rounds):
-        for arm in ("ab" if r % 2 == 0 else "ba"):
-            (a if arm == "a" else b).extend(stock() if arm == "a" else ours())
-    (ta, ma), (tb, mb) = summary(a), summary(b)
-    half = len(a) // 2
-    drift = statistics.median(a[half:]) / statistics.median(a[:half]) - 1 if half else 0
-    print(f"| {name} | {ta} | {tb} | {mb / ma:.3f} | {drift:+.1%} |", flush=True)
+        env = {"GGML_BACKEND_PATH": args.plugin, "SLUICE_CACHE_MB": str(streaming_mb), "SLUICE_LOG": "warn"}
+    return llama_bench(args.llama_bench, args.model, threads, n_prompt, n_gen, repetitions, env, limit)
 
 
 def resident(args):

@@ -2,8 +2,8 @@
 
 #include <ggml-backend.h>
 
+#include <algorithm>
 #include <array>
-#include <cstring>
 #include <string_view>
 
 namespace sluice::backend {
@@ -14,20 +14,19 @@ bool is_view(ggml_op op) {
            op == GGML_OP_TRANSPOSE;
 }
 
-// What llama.cpp calls the nodes after the router's choice ("ffn_moe_up-3", "ffn_moe_down_biased-3", ...). Nodes that
-// an architecture leaves unnamed stay with the CPU backend: one more split, the same result.
-constexpr std::array<std::string_view, 14> kBlockNodes{
-    "ffn_moe_up",    "ffn_moe_gate",     "ffn_moe_down",    "ffn_moe_swiglu",  "ffn_moe_geglu",
-    "ffn_moe_reglu", "ffn_moe_silu",     "ffn_moe_gelu",    "ffn_moe_relu",    "ffn_moe_situ",
-    "ffn_moe_out",   "ffn_moe_weighted", "ffn_moe_gate_up", "ffn_moe_gate_par"};
+// How llama.cpp's names of the nodes after the router's choice begin ("ffn_moe_up-3", "ffn_moe_down_biased-3",
+// "ffn_moe_gate_up-3"). Nodes that an architecture leaves unnamed stay with the CPU backend: one more split, the same
+// result.
+constexpr std::array<std::string_view, 12> kBlockNodes{
+    "ffn_moe_up",   "ffn_moe_gate", "ffn_moe_down", "ffn_moe_swiglu", "ffn_moe_geglu", "ffn_moe_reglu",
+    "ffn_moe_silu", "ffn_moe_gelu", "ffn_moe_relu", "ffn_moe_situ",   "ffn_moe_out",   "ffn_moe_weighted"};
+// Begins like the last of them, but belongs to the router.
+constexpr std::string_view kRouterWeights = "ffn_moe_weights";
 
 bool is_block_name(std::string_view name) {
-    for (const std::string_view prefix : kBlockNodes) {
-        if (!name.starts_with(prefix)) continue;
-        // "ffn_moe_gate_inp..." would be the router.
-        return !name.starts_with("ffn_moe_gate_inp");
-    }
-    return false;
+    if (name.starts_with(kRouterWeights)) return false;
+    return std::any_of(kBlockNodes.begin(), kBlockNodes.end(),
+                       [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
 // The sum over ranks is a chain of unnamed additions of views of "ffn_moe_weighted". Chains are as long as top-k.
