@@ -34,6 +34,14 @@ class Cgroup:
             os.rmdir(self.path)
 
 
+def drop_from_page_cache(path):
+    """Whatever earlier runs left of a file in memory would not be charged to the next cgroup."""
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
 def summary(values):
     m = statistics.median(values)
     return f"{m:.2f} ({min(values):.2f}–{max(values):.2f})", m
@@ -57,6 +65,8 @@ def llama_bench(binary, model, threads, n_prompt, n_gen, repetitions=1, extra_en
     env.update(extra_env or {})
     command = [binary, "-m", model, "-t", str(threads), "-p", str(n_prompt), "-n", str(n_gen), "-r", str(repetitions),
                "-o", "json"]
+    if limit is not None:
+        drop_from_page_cache(model)
     with Cgroup(limit) as group:
         done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               preexec_fn=group.enter)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from common import MIB, compare, llama_bench, summary  # noqa: E402
+from common import MIB, compare, drop_from_page_cache, llama_bench, summary  # noqa: E402
 
 
 def bench(args, threads, n_prompt, n_gen, streaming_mb=None, limit=None, repetitions=1):
@@ -51,9 +51,7 @@ def load(args):
     for model in [args.model] + args.more_models:
         times = []
         for _ in range(3):
-            fd = os.open(model, os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+            drop_from_page_cache(model)
             done = subprocess.run([args.sluice, "run", "-m", model, "-p", "a", "-n", "1", "-c", "64", "--cache-mb",
                                    str(args.half_cache_mb)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                   stdin=subprocess.DEVNULL, text=True, check=True)

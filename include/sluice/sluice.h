@@ -67,7 +67,8 @@ struct Stats {
 // variable that does not exist.
 [[nodiscard]] SLUICE_API bool config_from_environment(Config* config, std::string* error);
 
-// Summed over all loaded models.
+// Counts are summed over all models, also those freed since; cache and experts are of the models loaded now, or of the
+// last one if none is.
 SLUICE_API Stats stats();
 // Starts all counts of stats() anew.
 SLUICE_API void reset_stats();

@@ -34,6 +34,7 @@ struct Global {
     // Models by the identity of their first file and form of slots; a model lives as long as its buffers.
     std::map<std::tuple<uint64_t, uint64_t, bool>, std::weak_ptr<ModelState>> models;
     std::string compute_error;
+    Stats ended;  // of models that are freed: their counts, and the cache of the last one
 };
 
 Global& global() {
@@ -46,6 +47,8 @@ Config current_config() {
     return global().config;
 }
 
+void keep_counts(ModelState& model);
+
 Result<std::shared_ptr<ModelState>> model_of(const std::string& path, bool repack) {
     Global& g = global();
     const std::lock_guard<std::mutex> lock(g.mutex);
@@ -56,7 +59,10 @@ Result<std::shared_ptr<ModelState>> model_of(const std::string& path, bool repac
     std::weak_ptr<ModelState>& known = g.models[{first.device, first.inode, repack}];
     if (auto model = known.lock()) return model;
     auto model = ModelState::open(path, g.config, repack);
-    if (model.ok()) known = *model;
+    if (model.ok()) {
+        (*model)->on_end = keep_counts;
+        known = *model;
+    }
     return model;
 }
 
@@ -470,6 +476,38 @@ void add(PhaseStats& sum, const trace::PhaseCounters& c) {
     sum.repack_ms += static_cast<double>(c.convert) / 1e6;
 }
 
+void add_counts(Stats& sum, exec::ModelRuntime& runtime) {
+    const std::lock_guard<std::mutex> lock(runtime.mutex);
+    add(sum.prefill, runtime.counters.prefill);
+    add(sum.decode, runtime.counters.decode);
+    if (runtime.fetcher == nullptr) return;
+    const cache::SlotCache& slots = runtime.fetcher->cache();
+    sum.evictions += slots.counters().evictions - runtime.counters.evictions;
+    sum.rereads += slots.counters().rereads - runtime.counters.rereads;
+}
+
+void add_cache(Stats& sum, exec::ModelRuntime& runtime) {
+    const std::lock_guard<std::mutex> lock(runtime.mutex);
+    sum.cache_bytes += runtime.counters.cache_bytes;
+    sum.slots += runtime.counters.slots;
+    sum.experts += runtime.counters.records;
+    if (runtime.fetcher != nullptr) sum.experts_resident += runtime.fetcher->cache().n_resident();
+}
+
+// The stock tools free their model before they return; what it did is still asked for then.
+void keep_counts(ModelState& model) {
+    Stats cache;
+    add_cache(cache, model.runtime());
+    Global& g = global();
+    const std::lock_guard<std::mutex> lock(g.mutex);
+    add_counts(g.ended, model.runtime());
+    if (cache.cache_bytes == 0) return;
+    g.ended.cache_bytes = cache.cache_bytes;
+    g.ended.slots = cache.slots;
+    g.ended.experts = cache.experts;
+    g.ended.experts_resident = cache.experts_resident;
+}
+
 // Every model that is loaded now.
 std::vector<std::shared_ptr<ModelState>> live_models() {
     const std::lock_guard<std::mutex> lock(global().mutex);
@@ -505,20 +543,22 @@ void set_config_error(Status status) {
 }
 
 Stats collect_stats() {
+    const std::vector<std::shared_ptr<ModelState>> models = live_models();
     Stats sum;
-    for (const auto& model : live_models()) {
-        exec::ModelRuntime& runtime = model->runtime();
-        const std::lock_guard<std::mutex> lock(runtime.mutex);
-        add(sum.prefill, runtime.counters.prefill);
-        add(sum.decode, runtime.counters.decode);
-        sum.cache_bytes += runtime.counters.cache_bytes;
-        sum.slots += runtime.counters.slots;
-        sum.experts += runtime.counters.records;
-        if (runtime.fetcher != nullptr) {
-            sum.experts_resident += runtime.fetcher->cache().n_resident();
-            sum.evictions += runtime.fetcher->cache().counters().evictions - runtime.counters.evictions;
-            sum.rereads += runtime.fetcher->cache().counters().rereads - runtime.counters.rereads;
-        }
+    {
+        const std::lock_guard<std::mutex> lock(global().mutex);
+        sum = global().ended;
+    }
+    Stats cache;
+    for (const auto& model : models) {
+        add_counts(sum, model->runtime());
+        add_cache(cache, model->runtime());
+    }
+    if (!models.empty()) {
+        sum.cache_bytes = cache.cache_bytes;
+        sum.slots = cache.slots;
+        sum.experts = cache.experts;
+        sum.experts_resident = cache.experts_resident;
     }
     sum.dense_bytes = dense_bytes_loaded();
     return sum;
@@ -535,6 +575,8 @@ void reset_counters() {
             runtime.counters.rereads = runtime.fetcher->cache().counters().rereads;
         }
     }
+    const std::lock_guard<std::mutex> lock(global().mutex);
+    global().ended = Stats();
 }
 
 std::string last_compute_error() {

@@ -142,6 +142,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(const std::string& path, co
 }
 
 ModelState::~ModelState() {
+    if (on_end != nullptr) on_end(*this);
     for (ggml_backend_buffer_t b : form_buffers_) ggml_backend_buffer_free(b);
 }
 

@@ -168,7 +168,6 @@ void run_loaded(Run& run, llama_model* model) {
                            out.prompt_tokens, n_ctx);
         return;
     }
-    if (params.display_prompt && !run.options.chat) run.options.on_text(run.options.prompt);
     const SystemClock& clock = SystemClock::instance();
     reset_stats();
     const Nanos start = clock.now();
@@ -177,7 +176,10 @@ void run_loaded(Run& run, llama_model* model) {
     out.prefill_seconds = seconds(start, first);
     out.after_prefill = stats();
     reset_stats();
-    if (filled) run.loop();
+    if (filled) {
+        if (params.display_prompt && !run.options.chat) run.options.on_text(run.options.prompt);
+        run.loop();
+    }
     out.decode_seconds = seconds(first, clock.now());
     out.at_end = stats();
 }

@@ -259,8 +259,9 @@ TEST(Session, AModelWithoutExpertsIsLeftToStock) {
     const Model model = load(models() + "/dense-f16.gguf");
     ASSERT_NE(model, nullptr);
     const Context ctx = context(model.get());
+    reset_stats();
     EXPECT_EQ(logits_after(ctx.get(), 50, 0), reference().dense_model);
-    EXPECT_EQ(stats().cache_bytes, 0U);
+    EXPECT_EQ(stats().prefill.tokens, 0U);
 }
 
 TEST(Session, ATableThatLlamaReadsRowByRowStaysInTheFile) {
@@ -313,6 +314,20 @@ TEST(Session, StatisticsAddUp) {
     EXPECT_EQ(s.experts, g->n_records());
     EXPECT_GE(s.decode.bytes_physical, s.decode.bytes_read);
     EXPECT_LE(s.cache_bytes, *tiny_cache().cache_bytes);
+}
+
+TEST(Session, CountsOutliveTheModel) {
+    start_with(tiny_cache());
+    reset_stats();
+    {
+        const Model model = load(moe_model());
+        const Context ctx = context(model.get());
+        (void)logits_after(ctx.get(), 50, 0);
+    }
+    EXPECT_EQ(stats().prefill.tokens, 50U);
+    EXPECT_GT(stats().cache_bytes, 0U);
+    reset_stats();
+    EXPECT_EQ(stats().prefill.tokens, 0U);
 }
 
 void drop_from_page_cache(const std::string& path) {

@@ -74,7 +74,9 @@ for way in GGML_BACKEND_PATH LD_PRELOAD; do
     cp "$work/out" "$work/bench.log"
     check "it says that it streams" grep -q "expert cache" "$work/bench.log"
 done
-check "sluice bench" "$sluice" bench -m "$model" -p 16 -n 4 -r 1 -t 1
+"$sluice" bench -m "$model" -p 16 -n 4 -r 1 -t 1 >"$work/bench.txt" 2>"$work/bench.log"
+check "sluice bench prints stock's table" grep -q "tg4" "$work/bench.txt"
+check "and what was read" grep -q "decode: .* hit the cache" "$work/bench.log"
 check "llama-cli with the plug-in" env LD_PRELOAD="$plugin" "$llama_bin/llama-cli" -m "$model" -p "In the" -n 4 -st --temp 0 -c 256 --simple-io --no-display-prompt
 check "sluice chat, one turn" "$sluice" chat -m "$model" -p "In the" -n 4 -st --temp 0 -c 256 --simple-io
 

@@ -14,6 +14,8 @@ for file in *.gguf; do
     case $file in
         *-00001-of-*) ;;
         *-of-*) continue ;;
+        # Has no experts to look at: it stands for the models that are none of our business.
+        dense-*) continue ;;
     esac
     models+=("$file")
 done
