@@ -127,7 +127,7 @@ class SimEngine final : public Engine {
     void run_until(Nanos t);
     int64_t attempt(const PartialRead& read, Fault& fault);
     int64_t read_contents(const File& file, std::byte* dst, uint64_t length, uint64_t offset) const;
-    void finish(const Active& read);
+    void finish(const Active& ended);
 
     VirtualClock& clock_;
     const SimOptions options_;
