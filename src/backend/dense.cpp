@@ -2,6 +2,7 @@
 
 #include <ggml-backend-impl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <map>
@@ -95,11 +96,11 @@ void advise(const MappedFile& mapping, uint64_t offset, uint64_t bytes, int advi
 }
 
 uint32_t file_index_of(const ModelState& model, const std::string& path) {
-    auto file = io::File::open(path, io::Access::buffered);
-    if (!file.ok()) return UINT32_MAX;
+    struct stat st {};
+    if (stat(path.c_str(), &st) != 0) return UINT32_MAX;
     const auto& files = model.index().files();
     for (uint32_t i = 0; i < files.size(); ++i) {
-        if (files[i].device == file->device() && files[i].inode == file->inode()) return i;
+        if (files[i].device == st.st_dev && files[i].inode == st.st_ino) return i;
     }
     return UINT32_MAX;
 }
@@ -135,6 +136,8 @@ Status adopt_dense_buffer(ggml_backend_buffer_t buffer, std::shared_ptr<ModelSta
     d->free_original = buffer->iface.free_buffer;
     buffer->iface.init_tensor = init_tensor;
     buffer->iface.free_buffer = free_buffer;
+    log(LogLevel::debug, "dense weights of {}: at most {} into memory of our own, {}", d->file.path(),
+        human_bytes(reserve), d->file.direct() ? "read directly" : "read through the page cache");
     const std::lock_guard<std::mutex> lock(g_mutex);
     g_buffers[buffer] = std::move(d);
     return {};

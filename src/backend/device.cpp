@@ -4,6 +4,7 @@
 #include <ggml-cpu.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <list>
 #include <map>
@@ -34,6 +35,7 @@ struct Global {
     // Models by the identity of their first file and form of slots; a model lives as long as its buffers.
     std::map<std::tuple<uint64_t, uint64_t, bool>, std::weak_ptr<ModelState>> models;
     std::string compute_error;
+    std::atomic<bool> has_compute_error{false};  // so that a graph that went well need not take the lock
     Stats ended;  // of models that are freed: their counts, and the cache of the last one
 };
 
@@ -47,6 +49,11 @@ Config current_config() {
     return global().config;
 }
 
+Status config_error() {
+    const std::lock_guard<std::mutex> lock(global().mutex);
+    return global().config_error;
+}
+
 void keep_counts(ModelState& model);
 
 Result<std::shared_ptr<ModelState>> model_of(const std::string& path, bool repack) {
@@ -57,7 +64,13 @@ Result<std::shared_ptr<ModelState>> model_of(const std::string& path, bool repac
     if (!index.ok()) return index.status();
     const model::FileEntry& first = index->files()[0];
     std::weak_ptr<ModelState>& known = g.models[{first.device, first.inode, repack}];
-    if (auto model = known.lock()) return model;
+    if (auto model = known.lock()) {
+        if (model->config().cache_bytes != g.config.cache_bytes) {
+            log(LogLevel::warn, "{} is loaded already and keeps the cache it has; the new size is for other models",
+                path);
+        }
+        return model;
+    }
     auto model = ModelState::open(path, g.config, repack);
     if (model.ok()) {
         (*model)->on_end = keep_counts;
@@ -107,6 +120,13 @@ ggml_status expert_init_tensor(ggml_backend_buffer_t b, ggml_tensor* t) {
     const exec::WeightRef* weight = buffer->model->weight(t->name);
     const uint64_t offset =
         buffer->mapping_offset + static_cast<uint64_t>(static_cast<std::byte*>(t->data) - buffer->mapping_begin);
+    if (entry != nullptr && weight == nullptr) {
+        const std::lock_guard<std::mutex> lock(global().mutex);
+        global().load_error =
+            error(Code::invalid_argument, "{} holds no experts, so it cannot be streamed: do not place it on SLUICE",
+                  t->name);
+        return GGML_STATUS_FAILED;
+    }
     // The index and the loader have each read the file: they must agree before one byte is trusted.
     if (entry == nullptr || weight == nullptr || entry->offset != offset || entry->bytes != ggml_nbytes(t) ||
         entry->type != static_cast<model::TypeId>(t->type)) {
@@ -174,6 +194,10 @@ bool is_lazy_table(const ModelState& model, const MappedFile& mapping, const voi
 ggml_backend_buffer_t dense_hook(ggml_backend_buffer_t original, void* pointer, size_t size) {
     auto mapping = find_mapping(pointer);
     if (!mapping.ok()) return original;
+    if (Status s = config_error(); !s.ok()) {
+        ggml_backend_buffer_free(original);
+        return refuse_buffer(s);
+    }
     auto model = model_of(mapping->path, current_load().repack);
     if (!model.ok()) {
         if (model.status().code() == Code::unsupported) {
@@ -208,13 +232,15 @@ bool buft_is_host(ggml_backend_buffer_type_t) {
 }
 
 ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t type, size_t size) {
+    if (!config_error().ok()) return nullptr;
     // Sizes of zero come from passes that only ask what would be needed.
     if (size > 0) {
         if (Status s = check_own_host_flags(); !s.ok()) return refuse_buffer(s);
         return refuse_buffer(
             error(Code::unsupported,
-                  "the model is being loaded without mmap, which would read every expert into memory; use "
-                  "load mode mmap, the default"));
+                  "memory for experts was asked for: either the model is being loaded without mmap (use load "
+                  "mode mmap, the default, or every expert would be read), or a LoRA adapter changes expert "
+                  "weights, which streaming does not support"));
     }
     return ggml_backend_buffer_init(type, expert_buffer_interface(), new ExpertBuffer{}, 0);
 }
@@ -262,9 +288,10 @@ void backend_free(ggml_backend_t b) {
 ggml_status backend_compute(ggml_backend_t b, ggml_cgraph* graph) {
     auto* c = static_cast<Context*>(b->context);
     const ggml_status status = c->executor->compute(graph);
-    if (status == GGML_STATUS_FAILED) {
+    if (status == GGML_STATUS_FAILED || global().has_compute_error.load()) {
         const std::lock_guard<std::mutex> lock(global().mutex);
         global().compute_error = c->executor->last_error().message();
+        global().has_compute_error = !global().compute_error.empty();
     }
     return status;
 }

@@ -4,9 +4,11 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
+#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 
 namespace sluice::backend {
@@ -22,7 +24,7 @@ bool is_file(const std::string& path, unsigned major_number, unsigned minor_numb
 
 Result<MappedFile> find_mapping(const void* pointer) {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> maps(std::fopen("/proc/self/maps", "re"), std::fclose);
-    if (maps == nullptr) return error(Code::unsupported, "/proc/self/maps cannot be read");
+    if (maps == nullptr) return error(Code::io_error, "/proc/self/maps cannot be read: {}", std::strerror(errno));
     const auto address = reinterpret_cast<uintptr_t>(pointer);
     char* line = nullptr;
     size_t capacity = 0;

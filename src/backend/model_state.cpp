@@ -226,6 +226,20 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     log(LogLevel::info, "expert cache {} for {} of {} experts ({}); a token needs {} of expert weights",
         human_bytes(layout.arena_bytes), (*fetcher)->cache().n_slots(), store_->n_records(), why,
         human_bytes(geometry_.cycle_bytes));
+    log(LogLevel::debug, "reads by {}, {} at a time; {} size class(es)", engine_->name(), config_.io_threads,
+        layout.classes.size());
+    for (const cache::SizeClass& c : layout.classes) {
+        log(LogLevel::debug, "{} slots of {} for {} experts", c.n_slots, human_bytes(c.slot_bytes), c.n_records);
+    }
+    for (size_t set = 0; set < geometry_.sets.size(); ++set) {
+        std::string forms;
+        for (size_t c = 0; c < geometry_.sets[set].tensors.size(); ++c) {
+            const model::ExpertTensor& t = geometry_.sets[set].tensors[c];
+            forms += fmt::format(" {} {}{}", model::component_name(t.component), model::type_traits(t.type)->name,
+                                 converted_[set][c] ? " (repacked)" : "");
+        }
+        log(LogLevel::debug, "layer {}: {} experts:{}", geometry_.sets[set].layer, geometry_.sets[set].n_expert, forms);
+    }
     if (layout.arena_bytes < geometry_.cycle_bytes) {
         log(LogLevel::warn,
             "the cache is smaller than the {} that one token needs, so nearly every expert is read again for every "

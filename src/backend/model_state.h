@@ -31,6 +31,7 @@ class ModelState {
     [[nodiscard]] const model::Geometry& geometry() const { return geometry_; }
     [[nodiscard]] exec::ModelRuntime& runtime() { return runtime_; }
     [[nodiscard]] bool repack() const { return repack_; }
+    [[nodiscard]] const Config& config() const { return config_; }
     // Called when the last buffer of the model is freed, for what should outlive it.
     void (*on_end)(ModelState& model) = nullptr;
     // What a tensor of this name refers to; nullptr when it holds no experts.

@@ -109,8 +109,12 @@ constexpr std::array<Option, 6> kOptions{{
 }};
 
 // Variables that belong to the set-up and the build, and are not options of a run.
-constexpr std::array<const char*, 4> kOtherVariables{"SLUICE_CACHE_DIR", "SLUICE_LLAMA_CPP_SOURCE", "SLUICE_JOBS",
-                                                     "SLUICE_LLAMA_CPP_BUILD"};
+constexpr std::array<const char*, 5> kOtherVariables{"SLUICE_CACHE_DIR", "SLUICE_LLAMA_CPP_SOURCE", "SLUICE_JOBS",
+                                                     "SLUICE_LLAMA_CPP_BUILD", "SLUICE_SERVE_CHILD"};
+
+// Options of the stock tools whose value may look like one of ours.
+constexpr std::array<std::string_view, 10> kFreeText{"-p",     "--prompt", "-sys", "--system-prompt",  "-f",
+                                                     "--file", "-m",       "-r",   "--reverse-prompt", "--model"};
 
 }  // namespace
 
@@ -123,12 +127,18 @@ const Option* find_option(std::string_view flag) {
     return it == kOptions.end() ? nullptr : &*it;
 }
 
-Status take_options(Config& config, std::vector<std::string>& arguments) {
+Status take_options(Config& config, std::vector<std::string>& arguments, TakenOptions* taken) {
     std::vector<std::string> rest;
     for (size_t i = 0; i < arguments.size(); ++i) {
         if (arguments[i] == "--") {
             rest.insert(rest.end(), arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
             break;
+        }
+        if (std::find(kFreeText.begin(), kFreeText.end(), arguments[i]) != kFreeText.end() &&
+            i + 1 < arguments.size()) {
+            rest.push_back(arguments[i]);
+            rest.push_back(arguments[++i]);
+            continue;
         }
         const size_t equals = arguments[i].find('=');
         const std::string flag = arguments[i].substr(0, equals);
@@ -150,6 +160,7 @@ Status take_options(Config& config, std::vector<std::string>& arguments) {
             return error(Code::invalid_argument, "{} needs a value: {}", flag, option->value_name);
         }
         if (Status s = option->set(config, value); !s.ok()) return s.within(flag);
+        if (taken != nullptr) taken->emplace_back(option->variable, value);
     }
     arguments = std::move(rest);
     return {};

@@ -27,8 +27,10 @@ std::span<const Option> options();
 const Option* find_option(std::string_view flag);
 
 // Takes our options out of a command line ("--flag value" and "--flag=value") and leaves the rest, in order, in
-// `arguments`. Everything after "--" is left alone.
-Status take_options(Config& config, std::vector<std::string>& arguments);
+// `arguments`. Everything after "--" is left alone, and so are the values of stock options that may be any text.
+// `taken`, if given, gets (variable, value) for each, for a process that is to run with the same options.
+using TakenOptions = std::vector<std::pair<std::string, std::string>>;
+Status take_options(Config& config, std::vector<std::string>& arguments, TakenOptions* taken = nullptr);
 
 // `environment` as in environ. A SLUICE_ variable that is neither an option nor one of the set-up's is an error.
 Status read_environment(Config& config, const char* const* environment);

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "backend/device.h"
+#include "backend/host_flags.h"
 #include "backend/options.h"
 #include "base/log.h"
 
@@ -24,6 +25,7 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
     }
     sluice::Config config;
     sluice::Status status = sluice::backend::read_environment(config, environ);
+    if (status.ok()) status = sluice::backend::check_own_host_flags();
     if (status.ok()) {
         sluice::backend::set_config(config);
     } else {

@@ -1,6 +1,7 @@
 #include "cache/layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "base/bytes.h"
@@ -33,7 +34,7 @@ Result<Layout> plan_layout(std::span<const SetShape> sets, uint64_t budget, uint
             Code::no_memory,
             "the expert cache of {} cannot hold a single expert of this model, which takes {} ({:.3f} MiB): raise it "
             "to at least that",
-            human_bytes(budget), human_bytes(least), to_mib(least));
+            human_bytes(budget), human_bytes(least), std::ceil(to_mib(least) * 1000) / 1000);
     }
 
     Layout layout;

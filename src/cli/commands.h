@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/options.h"
 #include "base/status.h"
 #include "sluice/sluice.h"
 
@@ -46,8 +47,11 @@ std::string bash_completion();
 std::string options_markdown();
 
 // Environment first, then our flags, which are taken out of `arguments`; registers Sluice.
-Status start_streaming(std::vector<std::string>& arguments, Config& config);
-// The model named by -m/--model must be a MoE that llama.cpp knows; settings that would read it all are refused.
-Status check_arguments(const std::vector<std::string>& arguments);
+Status start_streaming(std::vector<std::string>& arguments, Config& config, backend::TakenOptions* taken = nullptr);
+// The model named by -m/--model must be a MoE that llama.cpp knows; settings that would read it all are refused. Says
+// what is wrong and returns the exit code, or kOk.
+int refuse_arguments(const std::vector<std::string>& arguments);
+// Writes help to standard output; kFailed, in words, if that is closed or full.
+int print_help(const std::string& text);
 
 }  // namespace sluice::cli

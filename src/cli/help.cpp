@@ -138,9 +138,10 @@ std::string bash_completion() {
         "prev=${{COMP_WORDS[COMP_CWORD-1]}}\n"
         "    if [ \"$COMP_CWORD\" -eq 1 ]; then COMPREPLY=($(compgen -W \"{} --help --version\" -- \"$cur\")); return; "
         "fi\n"
-        "    case $prev in\n{}        -m|--model|-f|--file|inspect) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n "
+        "    case $prev in\n{}        -m|--model|-f|--file) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n "
         "   esac\n"
-        "    case $cur in\n        -*) COMPREPLY=($(compgen -W \"--help -m --model -p -f -n -c -t --temp --chat --json "
+        "    case $cur in\n        -*) COMPREPLY=($(compgen -W \"--help -m --model -p -f -n -c -t -b -ub -fa --temp "
+        "--seed --top-k --port --host -np --chat --json "
         "{}\" -- \"$cur\")) ;;\n"
         "        *) COMPREPLY=($(compgen -f -- \"$cur\")) ;;\n    esac\n}}\ncomplete -o filenames -F _sluice sluice\n",
         names, words, flags);

@@ -78,6 +78,9 @@ int inspect_command(std::vector<std::string> arguments) {
     const auto shapes = sched::Fetcher::shapes(*store, {});
     const uint64_t full = cache::full_budget(shapes);
     const uint64_t least = cache::minimum_budget(shapes);
+    // One token in slots, which are a little larger than the experts in them.
+    uint64_t cycle_slots = 0;
+    for (size_t i = 0; i < shapes.size(); ++i) cycle_slots += g.sets[i].n_used * shapes[i].slot_bytes();
 
     std::vector<uint64_t> budgets;
     if (config.cache_bytes) {
@@ -124,7 +127,7 @@ int inspect_command(std::vector<std::string> arguments) {
             j["caches"].push_back({{"budget_bytes", h.budget},
                                    {"used_bytes", h.used},
                                    {"experts_held", h.slots},
-                                   {"token_cycles", static_cast<double>(h.used) / static_cast<double>(g.cycle_bytes)}});
+                                   {"token_cycles", static_cast<double>(h.used) / static_cast<double>(cycle_slots)}});
         }
         // Names from a file need not be valid UTF-8.
         std::puts(j.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace).c_str());
@@ -152,11 +155,13 @@ int inspect_command(std::vector<std::string> arguments) {
     out += fmt::format("\n  all experts       {}", human_bytes(g.expert_bytes));
     out += fmt::format("\n  one token         {} of experts (one token cycle; a smaller cache hits little)\n\n",
                        human_bytes(g.cycle_bytes));
+    out +=
+        fmt::format("  A cache keeps each expert in a slot of whole pages: {} for all of them.\n\n", human_bytes(full));
     out += fmt::format("  {:>14}  {:>14}  {:>9}  {:>12}\n", "cache", "experts held", "of all", "token cycles");
     for (const Holding& h : holdings) {
         out += fmt::format("  {:>14}  {:>14}  {:>7.1f} %  {:>12.2f}\n", human_bytes(h.budget), h.slots,
                            100.0 * static_cast<double>(h.slots) / static_cast<double>(g.n_records()),
-                           static_cast<double>(h.used) / static_cast<double>(g.cycle_bytes));
+                           static_cast<double>(h.used) / static_cast<double>(cycle_slots));
     }
     std::fputs(out.c_str(), stdout);
     return kOk;

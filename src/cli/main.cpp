@@ -1,13 +1,20 @@
 // Owns: finding the command.
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
 
-int main(int argc, char** argv) {
-    using namespace sluice;
-    std::vector<std::string> arguments(argv + 1, argv + argc);
+namespace {
+
+using namespace sluice;
+
+int dispatch(std::vector<std::string> arguments) {
+    // llama.cpp's server, as a router, starts its own program again with bare options.
+    if (std::getenv("SLUICE_SERVE_CHILD") != nullptr && !arguments.empty() && arguments[0].starts_with('-')) {
+        return cli::serve_command(std::move(arguments));
+    }
     if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h" || arguments[0] == "help") {
         std::fputs(cli::main_help().c_str(), arguments.empty() ? stderr : stdout);
         return arguments.empty() ? cli::kUsage : cli::kOk;
@@ -18,11 +25,16 @@ int main(int argc, char** argv) {
         return cli::kOk;
     }
     // What packaging writes to files.
-    if (name == "--man-page") return std::fputs(cli::man_page().c_str(), stdout) < 0 ? cli::kFailed : cli::kOk;
-    if (name == "--bash-completion")
-        return std::fputs(cli::bash_completion().c_str(), stdout) < 0 ? cli::kFailed : cli::kOk;
-    if (name == "--options-markdown")
-        return std::fputs(cli::options_markdown().c_str(), stdout) < 0 ? cli::kFailed : cli::kOk;
+    struct Text {
+        const char* flag;
+        std::string (*text)();
+    };
+    for (const Text& t : {Text{"--man-page", cli::man_page}, Text{"--bash-completion", cli::bash_completion},
+                          Text{"--options-markdown", cli::options_markdown}}) {
+        if (name != t.flag) continue;
+        std::fputs(t.text().c_str(), stdout);
+        return cli::kOk;
+    }
     const cli::Command* command = cli::find_command(name);
     if (command == nullptr) {
         return cli::fail(error(Code::invalid_argument, "there is no command {}; sluice --help lists them", name),
@@ -30,4 +42,15 @@ int main(int argc, char** argv) {
     }
     arguments.erase(arguments.begin());
     return command->run(std::move(arguments));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const int rc = dispatch({argv + 1, argv + argc});
+    // A full disk shows only when the buffer is written.
+    if (rc == cli::kOk && (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)) {
+        return cli::fail(error(Code::io_error, "standard output is closed or full"), cli::kFailed);
+    }
+    return rc;
 }

@@ -1,17 +1,21 @@
 // Owns: `sluice run`: one prompt, its text, an honest summary.
 #include <arg.h>
 #include <common.h>
+#include <log.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <iterator>
 
 #include "base/bytes.h"
 #include "cli/commands.h"
 #include "engine/generate.h"
+#include "model/gguf.h"
 #include "trace/process.h"
 
 namespace sluice::cli {
@@ -50,11 +54,24 @@ std::string per_second(int n, double seconds) {
     return n > 0 && seconds > 0 ? fmt::format("{:.2f} tok/s", n / seconds) : "not measured";
 }
 
+// Context for a run whose user named none: what large models were trained for would reserve gigabytes of KV cache.
+constexpr uint64_t kDefaultContext = 4096;
+
+bool has_flag(const std::vector<std::string>& arguments, std::initializer_list<std::string_view> flags) {
+    return std::any_of(arguments.begin(), arguments.end(),
+                       [&](const std::string& a) { return std::find(flags.begin(), flags.end(), a) != flags.end(); });
+}
+
+// Errors that llama.cpp logs because we stopped it are none.
+void log_until_stopped(ggml_log_level level, const char* text, void* data) {
+    if (!g_stop.load()) common_log_default_callback(level, text, data);
+}
+
 std::string mib(std::optional<uint64_t> bytes) {
     return bytes ? fmt::format("{:.1f} MiB", to_mib(*bytes)) : "not measured";
 }
 
-void print_summary(const engine::Generation& g) {
+void print_summary(const engine::Generation& g, bool output_broken) {
     const PhaseStats& d = g.at_end.decode;
     // The last token is sampled but never decoded: bytes and hits belong to the tokens that went through the model.
     const auto decoded = static_cast<double>(d.tokens);
@@ -62,7 +79,7 @@ void print_summary(const engine::Generation& g) {
     std::string out;
     out += fmt::format("generated {} tokens at {} (whole loop), prompt {} tokens at {}, loaded in {:.2f} s\n", g.tokens,
                        per_second(g.tokens, g.decode_seconds), g.prompt_tokens,
-                       per_second(g.prompt_tokens, g.prefill_seconds), g.load_seconds);
+                       per_second(g.prompt_tokens_done, g.prefill_seconds), g.load_seconds);
     out += fmt::format(
         "experts:  cache {:.1f} MiB holds {} of {}, decode hit rate {}, {} read per token\n",
         to_mib(g.at_end.cache_bytes), g.at_end.slots, g.at_end.experts,
@@ -76,7 +93,13 @@ void print_summary(const engine::Generation& g) {
     out += fmt::format("memory:   {} resident, peak {}\n", mib(memory.rss), mib(memory.peak));
     out += "lossy:    none\n";
     if (g.context_full) out += "stopped:  the context is full (-c sets its size)\n";
-    if (g.interrupted) out += "stopped:  interrupted\n";
+    if (output_broken) {
+        out += "stopped:  standard output is closed or full\n";
+    } else if (g.interrupted) {
+        out += g.prompt_tokens_done < g.prompt_tokens
+                   ? fmt::format("stopped:  interrupted after {} tokens of the prompt\n", g.prompt_tokens_done)
+                   : "stopped:  interrupted\n";
+    }
     std::fputs(out.c_str(), stderr);
 }
 
@@ -98,6 +121,10 @@ int run_command(std::vector<std::string> arguments) {
     bool help = false;
     engine::GenerateOptions options;
     for (auto it = arguments.begin(); it != arguments.end();) {
+        if ((*it == "-p" || *it == "--prompt") && it + 1 != arguments.end()) {
+            it += 2;  // a prompt may be any text
+            continue;
+        }
         help = help || *it == "--help" || *it == "-h" || *it == "--usage";
         if (*it == "--chat") {
             options.chat = true;
@@ -107,14 +134,19 @@ int run_command(std::vector<std::string> arguments) {
         }
     }
     if (help) {
-        std::fputs(help_text(*find_command("run")).c_str(), stdout);
-        std::fputs("\n  --chat\n        Put the prompt into the model's chat template as the user's message.\n\n",
-                   stdout);
-        std::fflush(stdout);
+        const std::string own =
+            help_text(*find_command("run")) +
+            "\n  --chat\n        Put the prompt into the model's chat template as the user's message.\n\n";
+        if (const int code = print_help(own); code != kOk) return code;
     } else {
         Config config;
         if (Status s = start_streaming(arguments, config); !s.ok()) return fail(s, kUsage);
-        if (Status s = check_arguments(arguments); !s.ok()) return fail(s, kFailed);
+        if (const int code = refuse_arguments(arguments); code != kOk) return code;
+        if (!has_flag(arguments,
+                      {"-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-dr", "--docker-repo"}) &&
+            std::getenv("LLAMA_ARG_MODEL") == nullptr) {
+            return fail(error(Code::invalid_argument, "which model? give it with -m"), kUsage);
+        }
     }
 
     common_params params;
@@ -127,13 +159,19 @@ int run_command(std::vector<std::string> arguments) {
     if (!common_params_parse(static_cast<int>(argv.size()) - 1, argv.data(), params, LLAMA_EXAMPLE_COMPLETION))
         return kUsage;
     if (Status s = refuse_without_effect(params); !s.ok()) return fail(s, kUsage);
-    if (params.model.path.empty()) return fail(error(Code::invalid_argument, "which model? give it with -m"), kUsage);
-    if (params.prompt.empty()) {
-        if (isatty(STDIN_FILENO) == 1) {
+    if (!has_flag(arguments, {"-p", "--prompt", "-f", "--file"})) {
+        if (isatty(STDIN_FILENO) == 0)
+            params.prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+        if (params.prompt.empty()) {
             return fail(error(Code::invalid_argument, "there is no prompt: give one with -p, -f or on standard input"),
                         kUsage);
         }
-        params.prompt.assign(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+    }
+    if (!has_flag(arguments, {"-c", "--ctx-size"}) && std::getenv("LLAMA_ARG_CTX_SIZE") == nullptr) {
+        const auto index = model::GgufIndex::open(params.model.path);
+        const uint64_t trained =
+            index.ok() ? index->arch_number("context_length").value_or(kDefaultContext) : kDefaultContext;
+        params.n_ctx = static_cast<int>(std::min(kDefaultContext, trained));
     }
     options.prompt = params.prompt;
 
@@ -144,18 +182,23 @@ int run_command(std::vector<std::string> arguments) {
 
     options.stop = &g_stop;
     options.on_load = LoadBar();
+    llama_log_set(log_until_stopped, nullptr);
     bool output_broken = false;
+    bool line_open = false;
     options.on_text = [&](const std::string& text) {
         if (text.empty() || output_broken) return;
+        line_open = text.back() != '\n';
         output_broken = std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0;
         if (output_broken) g_stop = true;
     };
     signal(SIGPIPE, SIG_IGN);
 
     const engine::Generation g = engine::generate(params, options);
-    if (g.tokens > 0) std::fputs("\n", stdout);
-    std::fflush(stdout);
-    if (g.prompt_tokens > 0 && g.prefill_seconds > 0) print_summary(g);
+    if (line_open && !output_broken) {
+        std::fputs("\n", stdout);
+        std::fflush(stdout);
+    }
+    if (g.prompt_tokens > 0 && g.prefill_seconds > 0) print_summary(g, output_broken);
     if (!g.status.ok()) return fail(g.status, kFailed);
     if (output_broken) return fail(error(Code::io_error, "standard output is closed or full"), kFailed);
     return g.interrupted ? kInterrupted : kOk;

@@ -49,14 +49,21 @@ void print_streaming_summary() {
     line("decode", s.decode);
 }
 
-int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::string> arguments) {
+int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::string> arguments,
+              bool respawns = false) {
     if (asks_help(arguments)) {
-        std::fputs(help_text(*find_command(command)).c_str(), stdout);
-        std::fflush(stdout);
+        if (const int code = print_help(help_text(*find_command(command))); code != kOk) return code;
     } else {
         Config config;
-        if (Status s = start_streaming(arguments, config); !s.ok()) return fail(s, kUsage);
-        if (Status s = check_arguments(arguments); !s.ok()) return fail(s, kFailed);
+        backend::TakenOptions taken;
+        if (Status s = start_streaming(arguments, config, &taken); !s.ok()) return fail(s, kUsage);
+        if (const int code = refuse_arguments(arguments); code != kOk) return code;
+        // As a router the server starts this program again for each model, with its own arguments only: the command and
+        // our options travel in the environment.
+        if (respawns) {
+            setenv("SLUICE_SERVE_CHILD", "1", 1);
+            for (const auto& [variable, value] : taken) setenv(variable.c_str(), value.c_str(), 1);
+        }
     }
     std::string program = std::string("sluice ") + command;
     std::vector<char*> argv{program.data()};
@@ -74,9 +81,9 @@ int fail(const Status& status, int code) {
     return code;
 }
 
-Status start_streaming(std::vector<std::string>& arguments, Config& config) {
+Status start_streaming(std::vector<std::string>& arguments, Config& config, backend::TakenOptions* taken) {
     if (Status s = backend::read_environment(config, environ); !s.ok()) return s;
-    if (Status s = backend::take_options(config, arguments); !s.ok()) return s;
+    if (Status s = backend::take_options(config, arguments, taken); !s.ok()) return s;
     // The plug-in named for stock tools would be a second copy of what this program already contains.
     if (const char* plugin = std::getenv("GGML_BACKEND_PATH");
         plugin != nullptr && std::strstr(plugin, "ggml-sluice") != nullptr) {
@@ -91,25 +98,35 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config) {
     return {};
 }
 
-Status check_arguments(const std::vector<std::string>& arguments) {
-    if (Status s = backend::check_host_flags(arguments); !s.ok()) return s;
+int refuse_arguments(const std::vector<std::string>& arguments) {
+    if (Status s = backend::check_host_flags(arguments); !s.ok()) return fail(s, kUsage);
     for (size_t i = 0; i + 1 < arguments.size(); ++i) {
         if (arguments[i] != "-m" && arguments[i] != "--model") continue;
         const std::string& path = arguments[i + 1];
         const auto index = model::GgufIndex::open(path);
-        if (!index.ok()) return index.status();
+        if (!index.ok()) return fail(index.status(), kFailed);
+        if (index->files().size() > 1 && index->files()[0].path != path) {
+            return fail(error(Code::invalid_argument, "{} is a later part of a split model: give its first part, {}",
+                              path, index->files()[0].path),
+                        kFailed);
+        }
         const auto geometry = model::derive_geometry(*index);
-        if (!geometry.ok()) return geometry.status();
-        if (Status s = engine::check_model(path); !s.ok()) return s;
+        if (!geometry.ok()) return fail(geometry.status(), kFailed);
+        if (Status s = engine::check_model(path); !s.ok()) return fail(s, kFailed);
     }
-    return {};
+    return kOk;
+}
+
+int print_help(const std::string& text) {
+    const bool written = std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
+    return written ? kOk : fail(error(Code::io_error, "standard output is closed or full"), kFailed);
 }
 
 int chat_command(std::vector<std::string> arguments) {
     return run_stock("chat", llama_cli, std::move(arguments));
 }
 int serve_command(std::vector<std::string> arguments) {
-    return run_stock("serve", llama_server, std::move(arguments));
+    return run_stock("serve", llama_server, std::move(arguments), true);
 }
 int bench_command(std::vector<std::string> arguments) {
     return run_stock("bench", llama_bench, std::move(arguments));

@@ -14,9 +14,6 @@
 namespace sluice::engine {
 namespace {
 
-// Context for a run whose user named none: the training context of large models would reserve gigabytes of KV cache.
-constexpr int kDefaultContext = 4096;
-
 double seconds(Nanos from, Nanos to) {
     return static_cast<double>(to - from) / 1e9;
 }
@@ -90,13 +87,15 @@ struct Run {
     }
 
     bool prefill(std::vector<llama_token>& prompt) {
-        const auto batch = static_cast<size_t>(std::max(1, params.n_batch));
+        const size_t batch = llama_n_batch(ctx);  // what the context made of -b and -c
         for (size_t i = 0; i < prompt.size(); i += batch) {
             if (stopped()) {
                 out.interrupted = true;
                 return false;
             }
-            if (!decode(prompt, i, std::min(batch, prompt.size() - i))) return false;
+            const size_t n = std::min(batch, prompt.size() - i);
+            if (!decode(prompt, i, n)) return false;
+            out.prompt_tokens_done += static_cast<int>(n);
         }
         for (const llama_token t : prompt) common_sampler_accept(sampler, t, false);
         return true;
@@ -188,7 +187,6 @@ void run_loaded(Run& run, llama_model* model) {
 
 Generation generate(common_params& params, const GenerateOptions& options) {
     Generation out;
-    if (params.n_ctx == 0) params.n_ctx = kDefaultContext;
     params.warmup = false;  // it would read experts that nobody asked for
     struct Progress {
         const GenerateOptions& options;

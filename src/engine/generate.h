@@ -20,6 +20,7 @@ struct Generation {
     bool interrupted = false;  // stop was set
     bool context_full = false;
     int prompt_tokens = 0;
+    int prompt_tokens_done = 0;  // of those, decoded
     int tokens = 0;  // generated, the end-of-text token not counted
     double load_seconds = 0;
     double prefill_seconds = 0;

@@ -41,6 +41,8 @@ TEST(Layout, LessThanOneRecordIsRefusedWithTheArithmetic) {
     ASSERT_FALSE(layout.ok());
     EXPECT_EQ(layout.status().code(), Code::no_memory);
     EXPECT_NE(layout.status().message().find("36.0 KiB"), std::string::npos) << layout.status().message();
+    // 36 KiB are 0.03516 MiB: the size that is named must do.
+    EXPECT_NE(layout.status().message().find("0.036 MiB"), std::string::npos) << layout.status().message();
 }
 
 }  // namespace

@@ -192,6 +192,7 @@ TEST(Session, ATruncatedFileFailsTheRequestAndItsRestoredSelfIsRightAgain) {
         EXPECT_NE(why.find("expert"), std::string::npos) << why;
         copy.restore();
         EXPECT_EQ(logits_after(ctx.get(), 50, 1), reference().salt[1]) << "after cut at " << cut;
+        EXPECT_EQ(last_error(), "");
     }
 }
 

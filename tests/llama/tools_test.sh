@@ -112,9 +112,17 @@ fails_saying "an engine that is none" 2 "io_uring" "$sluice" run -m "$model" -p 
 fails_saying "a variable that does not parse" 2 "SLUICE_CACHE_MB" env SLUICE_CACHE_MB=much "$sluice" run -m "$model" -p x
 fails_saying "a variable that does not exist" 2 "SLUICE_CASH_MB" env SLUICE_CASH_MB=5 "$sluice" run -m "$model" -p x
 fails_saying "a cache below one expert" 1 "cannot hold a single expert" "$sluice" run -m "$model" -p x --cache-mb 0.001
-fails_saying "a load mode that reads all" 1 "dio" "$sluice" run -m "$model" -p x --load-mode dio
-fails_saying "checking tensors" 1 "--check-tensors" "$sluice" run -m "$model" -p x --check-tensors
+fails_saying "a load mode that reads all" 2 "dio" "$sluice" run -m "$model" -p x --load-mode dio
+fails_saying "checking tensors" 2 "--check-tensors" "$sluice" run -m "$model" -p x --check-tensors
 fails_saying "an option without effect" 2 "no effect" "$sluice" run -m "$model" -p x -cnv
+fails_saying "Sluice as a device" 2 "leave SLUICE out" "$sluice" run -m "$model" -p x -dev SLUICE
+fails_saying "no prompt at all" 2 "there is no prompt" "$sluice" run -m "$model"
+long=$(printf 'a b c d e %.0s' {1..62})
+fails_saying "a prompt between -c and the next multiple of 256" 0 "prompt 312 tokens" "$sluice" run -m "$model" -p "$long" -c 300 -n 4
+for full in "inspect $model" "inspect --json $model" "run --help" "--version"; do
+    # shellcheck disable=SC2086
+    check "a full disk: sluice $full" bash -c '! "$@" >/dev/full' - "$sluice" $full
+done
 fails_saying "a prompt longer than the context" 1 "raise -c" "$sluice" run -m "$model" -f "$text" -c 64
 
 # --- the plug-in refuses too: the model does not load, the host ends by itself
@@ -126,6 +134,8 @@ fails_saying "plug-in: a cache below one expert" any "cannot hold a single exper
 for mode in none dio mlock mmap+mlock; do
     fails_saying "plug-in: load mode $mode" any "$mode" plug "${completion[@]}" --load-mode $mode
 done
+fails_saying "plug-in: Sluice as a device" any "leave SLUICE out" plug "${completion[@]}" -dev SLUICE
+fails_saying "plug-in: a dense tensor placed on it" any "holds no experts" plug "${completion[@]}" -ot attn_q=SLUICE
 fails_saying "plug-in: checking tensors" any "--check-tensors" plug "${completion[@]}" --check-tensors
 LD_PRELOAD="$wrong_version $plugin" "${completion[@]}" >"$work/version.log" 2>&1 </dev/null || true
 check "plug-in: another version is refused by name" grep -qE "built for llama.cpp v0.5.0 .*runs ggml 9.9.9" "$work/version.log"
