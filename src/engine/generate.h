@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "sluice/sluice.h"
+#include "trace/process.h"
 
 struct common_params;
 
@@ -21,12 +22,13 @@ struct Generation {
     bool context_full = false;
     int prompt_tokens = 0;
     int prompt_tokens_done = 0;  // of those, decoded
-    int tokens = 0;  // generated, the end-of-text token not counted
+    int tokens = 0;              // generated, the end-of-text token not counted
     double load_seconds = 0;
     double prefill_seconds = 0;
-    double decode_seconds = 0;  // from the first sampled token to the last
-    Stats after_prefill;        // prefill phase only
-    Stats at_end;               // decode phase only
+    double decode_seconds = 0;    // from the first sampled token to the last
+    Stats after_prefill;          // prefill phase only
+    Stats at_end;                 // decode phase only
+    trace::ProcessMemory memory;  // when the last token was out, the model still loaded
 };
 
 struct GenerateOptions {
