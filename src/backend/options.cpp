@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/bytes.h"
+#include "base/text.h"
 
 namespace sluice::backend {
 namespace {
@@ -202,18 +203,7 @@ std::string options_help(size_t width) {
         out += fmt::format("  {}{}{}\n", o.flag, o.value_name != nullptr ? " " : "",
                            o.value_name != nullptr ? o.value_name : "");
         std::string text = fmt::format("{} Default: {}. Variable: {}.", o.help, o.default_text, o.variable);
-        std::string line;
-        for (size_t at = 0; at < text.size();) {
-            size_t space = text.find(' ', at);
-            if (space == std::string::npos) space = text.size();
-            if (!line.empty() && kIndent + line.size() + 1 + (space - at) > width) {
-                out += std::string(kIndent, ' ') + line + "\n";
-                line.clear();
-            }
-            line += (line.empty() ? "" : " ") + text.substr(at, space - at);
-            at = space + 1;
-        }
-        out += std::string(kIndent, ' ') + line + "\n";
+        out += wrap_text(text, kIndent, width);
     }
     return out;
 }

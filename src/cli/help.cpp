@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backend/options.h"
+#include "base/text.h"
 #include "cli/commands.h"
 
 namespace sluice::cli {
@@ -30,22 +31,6 @@ constexpr std::array<Command, 6> kCommands{{
      "model caches of several sizes (or the one given) hold.",
      nullptr, inspect_command},
 }};
-
-std::string wrapped(const std::string& text, size_t indent) {
-    std::string out;
-    std::string line;
-    for (size_t at = 0; at < text.size();) {
-        size_t space = text.find(' ', at);
-        if (space == std::string::npos) space = text.size();
-        if (!line.empty() && indent + line.size() + 1 + (space - at) > kWidth) {
-            out += std::string(indent, ' ') + line + "\n";
-            line.clear();
-        }
-        line += (line.empty() ? "" : " ") + text.substr(at, space - at);
-        at = space + 1;
-    }
-    return out + std::string(indent, ' ') + line + "\n";
-}
 
 // A leading "-" must not be taken for a roff hyphen, nor a leading "." for a request.
 std::string roff(const std::string& text) {
@@ -87,7 +72,7 @@ std::string main_help() {
 
 std::string help_text(const Command& command) {
     std::string out =
-        fmt::format("usage: sluice {} {}\n\n{}", command.name, command.arguments, wrapped(command.help, 0));
+        fmt::format("usage: sluice {} {}\n\n{}", command.name, command.arguments, wrap_text(command.help, 0, kWidth));
     if (command.stock != nullptr) {
         out += "\nStreaming options:\n\n" + backend::options_help(kWidth);
         out += fmt::format("\nAll options of {} work too; they follow.\n", command.stock);

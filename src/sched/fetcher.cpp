@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
 
 #include "base/bytes.h"
+#include "io/read_all.h"
 
 namespace sluice::sched {
 namespace {
@@ -130,10 +129,8 @@ Status Fetcher::failed_read(const Pending& p, const io::Completion& done) const 
     const store::Extent e = store_.extent(p.record, p.component);
     const store::RecordName name = store_.name(p.record);
     const model::ExpertTensor& t = store_.geometry().sets[store_.set_of(p.record)].tensors[p.component];
-    const char* hint =
-        done.error == ENODATA ? "the file ends before that; was it truncated?" : std::strerror(done.error);
-    return error(Code::io_error, "cannot read {} bytes at offset {} of {} (layer {}, expert {}, {}): {}", e.bytes,
-                 e.offset, e.file->path(), name.layer, name.expert, model::component_name(t.component), hint);
+    return io::read_error(*e.file, e.offset, e.bytes, done.error)
+        .within(fmt::format("layer {}, expert {}, {}", name.layer, name.expert, model::component_name(t.component)));
 }
 
 Status Fetcher::complete(const io::Completion& done) {
