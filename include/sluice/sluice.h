@@ -59,9 +59,9 @@ struct Stats {
     uint64_t dense_bytes = 0;  // read into our own memory at load
 };
 
-// Registers Sluice with ggml. Calling it again replaces the configuration for models loaded from then on; a file that is
-// still loaded is shared and keeps the cache it has. On failure returns
-// false and says why: another llama.cpp version than this library was built for, or a value out of range.
+// Registers Sluice with ggml. Calling it again replaces the configuration for models loaded from then on; a file that
+// is still loaded is shared and keeps the cache it has. On failure returns false and says why: another llama.cpp
+// version than this library was built for, or a value out of range.
 [[nodiscard]] SLUICE_API bool start(const Config& config, std::string* error);
 
 // Reads the SLUICE_... environment into `config`. False, with the reason, for a value that does not parse or a
