@@ -7,9 +7,9 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <vector>
 
 #include "backend/cpu_hooks.h"
+#include "backend/load_error.h"
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -22,11 +22,8 @@ namespace {
 // touched and cost nothing.
 struct DenseBuffer {
     std::shared_ptr<ModelState> model;
-    uint32_t file_index = 0;
+    MappedFile mapping;
     io::File file;
-    std::unique_ptr<io::Engine> engine;
-    const std::byte* mapping_begin = nullptr;
-    uint64_t mapping_offset = 0;  // of mapping_begin in the file
     Region region;
     uint64_t used = 0;
     std::map<uint64_t, std::byte*> placed;  // by file offset: a tied output tensor is the same bytes twice
@@ -35,12 +32,11 @@ struct DenseBuffer {
 
 std::mutex g_mutex;
 std::map<ggml_backend_buffer_t, std::unique_ptr<DenseBuffer>> g_buffers;
-Status g_error;
+
 std::atomic<uint64_t> g_loaded{0};
 
 Status place(DenseBuffer& d, ggml_tensor* tensor) {
-    const auto* mapped = static_cast<const std::byte*>(tensor->data);
-    const uint64_t offset = d.mapping_offset + static_cast<uint64_t>(mapped - d.mapping_begin);
+    const uint64_t offset = d.mapping.offset_of(tensor->data);
     const uint64_t bytes = ggml_nbytes(tensor);
     if (const auto it = d.placed.find(offset); it != d.placed.end()) {
         tensor->data = it->second;
@@ -51,7 +47,7 @@ Status place(DenseBuffer& d, ggml_tensor* tensor) {
     if (!room || at + *room > d.region.size()) {
         return error(Code::internal, "{} does not fit the memory reserved for dense weights", tensor->name);
     }
-    auto data = io::read_exact(*d.engine, d.file, offset, bytes, {d.region.data() + at, *room});
+    auto data = d.model->read(d.file, offset, bytes, {d.region.data() + at, *room});
     if (!data.ok()) return data.status().within(tensor->name);
     d.used = at + *room;
     d.placed[offset] = *data;
@@ -66,8 +62,7 @@ ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
     // Experts that the user has forced into this buffer stay where they are.
     if (tensor->view_src != nullptr || d.model->weight(tensor->name) != nullptr) return GGML_STATUS_SUCCESS;
     if (Status s = place(d, tensor); !s.ok()) {
-        log(LogLevel::error, "{}", s.message());
-        if (g_error.ok()) g_error = std::move(s);
+        report_load_error(std::move(s));
         return GGML_STATUS_FAILED;
     }
     return GGML_STATUS_SUCCESS;
@@ -110,23 +105,19 @@ uint32_t file_index_of(const ModelState& model, const std::string& path) {
 Status adopt_dense_buffer(ggml_backend_buffer_t buffer, std::shared_ptr<ModelState> model, const MappedFile& mapping,
                           const Config& config) {
     auto d = std::make_unique<DenseBuffer>();
-    d->file_index = file_index_of(*model, mapping.path);
-    if (d->file_index == UINT32_MAX) {
+    const uint32_t file_index = file_index_of(*model, mapping.path);
+    if (file_index == UINT32_MAX) {
         return error(Code::not_found, "{} was replaced while it was being loaded; load it again", mapping.path);
     }
     auto file = io::File::open(mapping.path, config.direct_io ? io::Access::direct : io::Access::buffered);
     if (!file.ok()) return file.status();
     d->file = std::move(*file);
-    auto engine = io::make_engine(engine_options(config));
-    if (!engine.ok()) return engine.status();
-    d->engine = std::move(engine->engine);
-    d->mapping_begin = mapping.begin;
-    d->mapping_offset = mapping.offset;
+    d->mapping = mapping;
 
     uint64_t reserve = kDirectAlign;
     const auto& tensors = model->index().tensors();
     for (const model::TensorEntry& t : tensors) {
-        if (t.file != d->file_index || model->weight(t.name) != nullptr) continue;
+        if (t.file != file_index || model->weight(t.name) != nullptr) continue;
         reserve += align_up(io::region_bytes(d->file, t.offset, t.bytes).value_or(0), kDirectAlign);
     }
     auto region = Region::allocate(reserve, true);
@@ -160,13 +151,6 @@ void restore_read_ahead(const MappedFile& mapping) {
     const auto size = static_cast<size_t>(mapping.end - mapping.begin);
     (void)madvise(mapping.begin, size, MADV_NORMAL);
     (void)madvise(mapping.begin, size, MADV_WILLNEED);
-}
-
-Status take_dense_error() {
-    const std::lock_guard<std::mutex> lock(g_mutex);
-    Status s = std::move(g_error);
-    g_error = Status();
-    return s;
 }
 
 uint64_t dense_bytes_loaded() {

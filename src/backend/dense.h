@@ -24,10 +24,6 @@ void advise_dense(const ModelState& model, const MappedFile& mapping, DenseWeigh
 // A model without experts is left to stock behaviour: the whole mapping is read ahead again.
 void restore_read_ahead(const MappedFile& mapping);
 
-// Reading dense weights failed since the last call (a tensor's memory cannot be refused while loading, so the next
-// context is).
-Status take_dense_error();
-
 // Bytes read into memory of our own, by all loads.
 uint64_t dense_bytes_loaded();
 

@@ -3,10 +3,8 @@
 #include <ggml-backend-impl.h>
 #include <ggml-cpu.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,7 +12,7 @@
 #include "backend/claims.h"
 #include "backend/cpu_hooks.h"
 #include "backend/dense.h"
-#include "backend/host_flags.h"
+#include "backend/load_error.h"
 #include "backend/mapping.h"
 #include "backend/model_state.h"
 #include "base/log.h"
@@ -31,7 +29,7 @@ struct Global {
     std::mutex mutex;
     Config config;
     Status config_error;
-    Status load_error;  // why the last buffer was refused; the next context says it again
+
     // Models by the identity of their first file and form of slots; a model lives as long as its buffers.
     std::map<std::tuple<uint64_t, uint64_t, bool>, std::weak_ptr<ModelState>> models;
     std::string compute_error;
@@ -56,7 +54,13 @@ Status config_error() {
 
 void keep_counts(ModelState& model);
 
-Result<std::shared_ptr<ModelState>> model_of(const std::string& path, bool repack) {
+// The model that a file belongs to, or why it has no experts to stream.
+struct Found {
+    std::shared_ptr<ModelState> model;
+    Status no_experts;
+};
+
+Result<Found> model_of(const std::string& path, bool repack) {
     Global& g = global();
     const std::lock_guard<std::mutex> lock(g.mutex);
     if (!g.config_error.ok()) return g.config_error;
@@ -69,14 +73,18 @@ Result<std::shared_ptr<ModelState>> model_of(const std::string& path, bool repac
             log(LogLevel::warn, "{} is loaded already and keeps the cache it has; the new size is for other models",
                 path);
         }
-        return model;
+        return Found{std::move(model), {}};
     }
-    auto model = ModelState::open(path, g.config, repack);
-    if (model.ok()) {
-        (*model)->on_end = keep_counts;
-        known = *model;
+    auto geometry = model::derive_geometry(*index);
+    if (!geometry.ok()) {
+        if (geometry.status().code() != Code::unsupported) return geometry.status();
+        return Found{nullptr, geometry.status()};
     }
-    return model;
+    auto model = ModelState::open(std::move(*index), std::move(*geometry), g.config, repack);
+    if (!model.ok()) return model.status();
+    (*model)->on_end = keep_counts;
+    known = *model;
+    return Found{std::move(*model), {}};
 }
 
 ggml_backend_buffer_t refuse_buffer(const Status& status) {
@@ -89,8 +97,7 @@ ggml_backend_buffer_t refuse_buffer(const Status& status) {
 struct ExpertBuffer {
     std::shared_ptr<ModelState> model;
     void* base = nullptr;
-    std::byte* mapping_begin = nullptr;
-    uint64_t mapping_offset = 0;
+    MappedFile mapping;
 };
 
 ggml_backend_buffer_type* buffer_type();
@@ -118,22 +125,17 @@ ggml_status expert_init_tensor(ggml_backend_buffer_t b, ggml_tensor* t) {
     }
     const model::TensorEntry* entry = buffer->model->index().find(t->name);
     const exec::WeightRef* weight = buffer->model->weight(t->name);
-    const uint64_t offset =
-        buffer->mapping_offset + static_cast<uint64_t>(static_cast<std::byte*>(t->data) - buffer->mapping_begin);
     if (entry != nullptr && weight == nullptr) {
-        const std::lock_guard<std::mutex> lock(global().mutex);
-        global().load_error =
-            error(Code::invalid_argument, "{} holds no experts, so it cannot be streamed: do not place it on SLUICE",
-                  t->name);
+        report_load_error(error(Code::invalid_argument,
+                                "{} holds no experts, so it cannot be streamed: do not place it on SLUICE", t->name));
         return GGML_STATUS_FAILED;
     }
     // The index and the loader have each read the file: they must agree before one byte is trusted.
+    const uint64_t offset = buffer->mapping.offset_of(t->data);
     if (entry == nullptr || weight == nullptr || entry->offset != offset || entry->bytes != ggml_nbytes(t) ||
         entry->type != static_cast<model::TypeId>(t->type)) {
-        const std::lock_guard<std::mutex> lock(global().mutex);
-        global().load_error =
-            error(Code::internal, "{} does not lie where the model's header says (offset {})", t->name, offset);
-        log(LogLevel::error, "{}", global().load_error.message());
+        report_load_error(
+            error(Code::internal, "{} does not lie where the model's header says (offset {})", t->name, offset));
         return GGML_STATUS_FAILED;
     }
     t->extra = const_cast<exec::WeightRef*>(weight);
@@ -166,52 +168,45 @@ ggml_backend_buffer_i expert_buffer_interface() {
 }
 
 ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t, void* pointer, size_t size, size_t) {
-    if (Status s = check_own_host_flags(); !s.ok()) return refuse_buffer(s);
     auto mapping = find_mapping(pointer);
     if (!mapping.ok()) return refuse_buffer(mapping.status());
-    auto model = model_of(mapping->path, current_load().repack);
-    if (!model.ok()) return refuse_buffer(model.status());
+    auto found = model_of(mapping->path, current_load().repack);
+    if (!found.ok()) return refuse_buffer(found.status());
+    if (found->model == nullptr) return refuse_buffer(found->no_experts);
     return ggml_backend_buffer_init(buffer_type(), expert_buffer_interface(),
-                                    new ExpertBuffer{std::move(*model), pointer, mapping->begin, mapping->offset},
-                                    size);
+                                    new ExpertBuffer{std::move(found->model), pointer, std::move(*mapping)}, size);
 }
 
 // A new model: what went wrong with an earlier one, whose context was never asked for, is history.
 void begin_load() {
-    const std::lock_guard<std::mutex> lock(global().mutex);
-    global().load_error = Status();
-    (void)take_dense_error();
+    (void)take_load_error();
 }
 
 // llama.cpp's lazy mode gives a table that is read row by row a buffer of its own: that one is to stay in the mapping.
 bool is_lazy_table(const ModelState& model, const MappedFile& mapping, const void* pointer, size_t size) {
     const model::TensorEntry* table = model.index().find("per_layer_token_embd.weight");
-    const auto offset = mapping.offset + static_cast<uint64_t>(static_cast<const std::byte*>(pointer) - mapping.begin);
-    return table != nullptr && table->offset == offset && table->bytes == size;
+    return table != nullptr && table->offset == mapping.offset_of(pointer) && table->bytes == size;
 }
 
 // Where the CPU backend is given a mapping: dense weights of a MoE model, or a model that is none of our business.
 ggml_backend_buffer_t dense_hook(ggml_backend_buffer_t original, void* pointer, size_t size) {
     auto mapping = find_mapping(pointer);
     if (!mapping.ok()) return original;
-    if (Status s = config_error(); !s.ok()) {
+    auto found = model_of(mapping->path, current_load().repack);
+    if (!found.ok()) {
         ggml_backend_buffer_free(original);
-        return refuse_buffer(s);
+        return refuse_buffer(found.status());
     }
-    auto model = model_of(mapping->path, current_load().repack);
-    if (!model.ok()) {
-        if (model.status().code() == Code::unsupported) {
-            restore_read_ahead(*mapping);
-            return original;
-        }
-        ggml_backend_buffer_free(original);
-        return refuse_buffer(model.status());
+    const std::shared_ptr<ModelState>& model = found->model;
+    if (model == nullptr) {
+        restore_read_ahead(*mapping);
+        return original;
     }
-    if (is_lazy_table(**model, *mapping, pointer, size)) return original;
+    if (is_lazy_table(*model, *mapping, pointer, size)) return original;
     const Config config = current_config();
-    advise_dense(**model, *mapping, config.dense_weights);
+    advise_dense(*model, *mapping, config.dense_weights);
     if (config.dense_weights == DenseWeights::anon) {
-        if (Status s = adopt_dense_buffer(original, *model, *mapping, config); !s.ok()) {
+        if (Status s = adopt_dense_buffer(original, model, *mapping, config); !s.ok()) {
             ggml_backend_buffer_free(original);
             return refuse_buffer(s);
         }
@@ -235,7 +230,6 @@ ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t type, size_t size) {
     if (!config_error().ok()) return nullptr;
     // Sizes of zero come from passes that only ask what would be needed.
     if (size > 0) {
-        if (Status s = check_own_host_flags(); !s.ok()) return refuse_buffer(s);
         return refuse_buffer(
             error(Code::unsupported,
                   "memory for experts was asked for: either the model is being loaded without mmap (use load "
@@ -343,15 +337,11 @@ ggml_guid_t backend_guid() {
 ggml_backend_device* inner_device();
 
 ggml_backend_t init_backend(ggml_backend_dev_t, const char*) {
-    {
-        const std::lock_guard<std::mutex> lock(global().mutex);
-        Status failed = !global().config_error.ok() ? global().config_error : global().load_error;
-        global().load_error = Status();
-        if (failed.ok()) failed = take_dense_error();
-        if (!failed.ok()) {
-            log(LogLevel::error, "{}", failed.message());
-            return nullptr;
-        }
+    Status failed = config_error();
+    if (failed.ok()) failed = take_load_error();
+    if (!failed.ok()) {
+        log(LogLevel::error, "{}", failed.message());
+        return nullptr;
     }
     ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
     if (cpu == nullptr) return nullptr;
@@ -521,6 +511,13 @@ void add_cache(Stats& sum, exec::ModelRuntime& runtime) {
     if (runtime.fetcher != nullptr) sum.experts_resident += runtime.fetcher->cache().n_resident();
 }
 
+void show_cache(Stats& stats, const Stats& cache) {
+    stats.cache_bytes = cache.cache_bytes;
+    stats.slots = cache.slots;
+    stats.experts = cache.experts;
+    stats.experts_resident = cache.experts_resident;
+}
+
 // The stock tools free their model before they return; what it did is still asked for then.
 void keep_counts(ModelState& model) {
     Stats cache;
@@ -529,10 +526,7 @@ void keep_counts(ModelState& model) {
     const std::lock_guard<std::mutex> lock(g.mutex);
     add_counts(g.ended, model.runtime());
     if (cache.cache_bytes == 0) return;
-    g.ended.cache_bytes = cache.cache_bytes;
-    g.ended.slots = cache.slots;
-    g.ended.experts = cache.experts;
-    g.ended.experts_resident = cache.experts_resident;
+    show_cache(g.ended, cache);
 }
 
 // Every model that is loaded now.
@@ -581,12 +575,7 @@ Stats collect_stats() {
         add_counts(sum, model->runtime());
         add_cache(cache, model->runtime());
     }
-    if (!models.empty()) {
-        sum.cache_bytes = cache.cache_bytes;
-        sum.slots = cache.slots;
-        sum.experts = cache.experts;
-        sum.experts_resident = cache.experts_resident;
-    }
+    if (!models.empty()) show_cache(sum, cache);
     sum.dense_bytes = dense_bytes_loaded();
     return sum;
 }

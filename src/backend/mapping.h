@@ -16,6 +16,11 @@ struct MappedFile {
     std::byte* begin = nullptr;  // the mapping around the pointer
     std::byte* end = nullptr;
     uint64_t offset = 0;  // of `begin` in the file
+
+    // Where in the file an address inside the mapping lies.
+    [[nodiscard]] uint64_t offset_of(const void* address) const {
+        return offset + static_cast<uint64_t>(static_cast<const std::byte*>(address) - begin);
+    }
 };
 
 // Linux: reads /proc/self/maps. Error `not_found` if the pointer is not in a file mapping.

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "cache/budget.h"
+#include "io/read_all.h"
 
 namespace sluice::backend {
 namespace {
@@ -35,6 +36,23 @@ struct SampleNode {
     ggml_tensor* weight = nullptr;
     ggml_tensor* node = nullptr;
 };
+
+io::EngineOptions engine_options(const Config& config) {
+    io::EngineOptions options;
+    options.lanes = config.io_threads;
+    switch (config.io_engine) {
+        case IoEngine::automatic:
+            options.kind = io::EngineKind::automatic;
+            break;
+        case IoEngine::io_uring:
+            options.kind = io::EngineKind::io_uring;
+            break;
+        case IoEngine::pread:
+            options.kind = io::EngineKind::pread;
+            break;
+    }
+    return options;
+}
 
 }  // namespace
 
@@ -65,37 +83,17 @@ ggml_backend_buffer_type_t extra_buffer_type_for(ggml_tensor* op) {
     return chosen;
 }
 
-io::EngineOptions engine_options(const Config& config) {
-    io::EngineOptions options;
-    options.lanes = config.io_threads;
-    switch (config.io_engine) {
-        case IoEngine::automatic:
-            options.kind = io::EngineKind::automatic;
-            break;
-        case IoEngine::io_uring:
-            options.kind = io::EngineKind::io_uring;
-            break;
-        case IoEngine::pread:
-            options.kind = io::EngineKind::pread;
-            break;
-    }
-    return options;
-}
-
 uint32_t slots_wanted_at_once(const model::Geometry& geometry) {
     return std::max(1U, geometry.n_expert_used);
 }
 
-Result<std::shared_ptr<ModelState>> ModelState::open(const std::string& path, const Config& config, bool repack) {
+Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, model::Geometry geometry,
+                                                     const Config& config, bool repack) {
     std::shared_ptr<ModelState> state(new ModelState());
     state->config_ = config;
     state->repack_ = repack;
-    auto index = model::GgufIndex::open(path);
-    if (!index.ok()) return index.status();
-    state->index_ = std::move(*index);
-    auto geometry = model::derive_geometry(state->index_);
-    if (!geometry.ok()) return geometry.status();
-    state->geometry_ = std::move(*geometry);
+    state->index_ = std::move(index);
+    state->geometry_ = std::move(geometry);
 
     std::string note;
     auto store = store::RecordStore::open(state->index_, state->geometry_,
@@ -144,6 +142,12 @@ Result<std::shared_ptr<ModelState>> ModelState::open(const std::string& path, co
 ModelState::~ModelState() {
     if (on_end != nullptr) on_end(*this);
     for (ggml_backend_buffer_t b : form_buffers_) ggml_backend_buffer_free(b);
+}
+
+Result<std::byte*> ModelState::read(const io::File& file, uint64_t offset, uint64_t bytes,
+                                    std::span<std::byte> region) {
+    const std::lock_guard<std::mutex> lock(runtime_.mutex);
+    return io::read_exact(*engine_, file, offset, bytes, region);
 }
 
 const exec::WeightRef* ModelState::weight(const std::string& tensor_name) const {

@@ -6,6 +6,7 @@
 #include <ggml.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,10 @@ namespace sluice::backend {
 
 class ModelState {
   public:
-    // Indexes the model that `path` belongs to. `repack`: the model is loaded with the CPU backend's extra buffer
+    // `geometry` is that of `index`. `repack`: the model is loaded with the CPU backend's extra buffer
     // types, so slots hold what stock llama.cpp would compute from. Fails where the cache size cannot hold an expert.
-    static Result<std::shared_ptr<ModelState>> open(const std::string& path, const Config& config, bool repack);
+    static Result<std::shared_ptr<ModelState>> open(model::GgufIndex index, model::Geometry geometry,
+                                                    const Config& config, bool repack);
     ~ModelState();
     ModelState(const ModelState&) = delete;
     ModelState& operator=(const ModelState&) = delete;
@@ -30,10 +32,13 @@ class ModelState {
     [[nodiscard]] const model::GgufIndex& index() const { return index_; }
     [[nodiscard]] const model::Geometry& geometry() const { return geometry_; }
     [[nodiscard]] exec::ModelRuntime& runtime() { return runtime_; }
-    [[nodiscard]] bool repack() const { return repack_; }
+
     [[nodiscard]] const Config& config() const { return config_; }
     // Called when the last buffer of the model is freed, for what should outlive it.
     void (*on_end)(ModelState& model) = nullptr;
+    // Reads a stretch of one of the model's files now, as io::read_exact does. Thread-safe: it waits for its turn with
+    // the engine that experts are read by.
+    Result<std::byte*> read(const io::File& file, uint64_t offset, uint64_t bytes, std::span<std::byte> region);
     // What a tensor of this name refers to; nullptr when it holds no experts.
     [[nodiscard]] const exec::WeightRef* weight(const std::string& tensor_name) const;
 
@@ -60,7 +65,6 @@ std::vector<ggml_backend_buffer_type_t> extra_buffer_types();
 // Which of them stock llama.cpp would choose for a weight used by `op` (whose src[0] is the weight), or nullptr.
 ggml_backend_buffer_type_t extra_buffer_type_for(ggml_tensor* op);
 
-io::EngineOptions engine_options(const Config& config);
 uint32_t slots_wanted_at_once(const model::Geometry& geometry);
 
 }  // namespace sluice::backend

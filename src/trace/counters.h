@@ -24,13 +24,11 @@ struct PhaseCounters {
 struct Counters {
     PhaseCounters prefill;
     PhaseCounters decode;
-    uint64_t evictions = 0;
+    uint64_t evictions = 0;  // of the cache when the counts were last reset
     uint64_t rereads = 0;
     uint64_t cache_bytes = 0;  // memory of all slots
     uint64_t slots = 0;
-    uint64_t records = 0;             // experts of the model, all layers
-    uint64_t resident = 0;            // of those, in a slot now
-    uint64_t dense_bytes_loaded = 0;  // read by us at load into our own memory
+    uint64_t records = 0;  // experts of the model, all layers
 };
 
 }  // namespace sluice::trace
