@@ -123,6 +123,10 @@ std::span<const Option> options() {
     return kOptions;
 }
 
+bool takes_free_text(std::string_view flag) {
+    return std::find(kFreeText.begin(), kFreeText.end(), flag) != kFreeText.end();
+}
+
 const Option* find_option(std::string_view flag) {
     const auto it = std::find_if(kOptions.begin(), kOptions.end(), [&](const Option& o) { return flag == o.flag; });
     return it == kOptions.end() ? nullptr : &*it;
@@ -135,8 +139,7 @@ Status take_options(Config& config, std::vector<std::string>& arguments, TakenOp
             rest.insert(rest.end(), arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
             break;
         }
-        if (std::find(kFreeText.begin(), kFreeText.end(), arguments[i]) != kFreeText.end() &&
-            i + 1 < arguments.size()) {
+        if (takes_free_text(arguments[i]) && i + 1 < arguments.size()) {
             rest.push_back(arguments[i]);
             rest.push_back(arguments[++i]);
             continue;

@@ -24,6 +24,8 @@ struct Option {
 };
 
 std::span<const Option> options();
+// A stock option whose value may be any text, also one that looks like a flag.
+bool takes_free_text(std::string_view flag);
 const Option* find_option(std::string_view flag);
 
 // Takes our options out of a command line ("--flag value" and "--flag=value") and leaves the rest, in order, in

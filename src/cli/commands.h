@@ -5,6 +5,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "backend/options.h"
@@ -51,6 +52,11 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config, back
 // The model named by -m/--model must be a MoE that llama.cpp knows; settings that would read it all are refused. Says
 // what is wrong and returns the exit code, or kOk.
 int refuse_arguments(const std::vector<std::string>& arguments);
+// Takes a switch out of the arguments, but not out of the text of a prompt; true if it was there.
+bool take_switch(std::vector<std::string>& arguments, std::string_view flag);
+bool asks_help(const std::vector<std::string>& arguments);
+// What C calls argv, ended by a null pointer. Points into both strings and arguments.
+std::vector<char*> argv_of(std::string& program, std::vector<std::string>& arguments);
 // Writes help to standard output; kFailed, in words, if that is closed or full.
 int print_help(const std::string& text);
 

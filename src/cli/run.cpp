@@ -117,22 +117,9 @@ Status refuse_without_effect(const common_params& params) {
 }  // namespace
 
 int run_command(std::vector<std::string> arguments) {
-    bool help = false;
     engine::GenerateOptions options;
-    for (auto it = arguments.begin(); it != arguments.end();) {
-        if ((*it == "-p" || *it == "--prompt") && it + 1 != arguments.end()) {
-            it += 2;  // a prompt may be any text
-            continue;
-        }
-        help = help || *it == "--help" || *it == "-h" || *it == "--usage";
-        if (*it == "--chat") {
-            options.chat = true;
-            it = arguments.erase(it);
-        } else {
-            ++it;
-        }
-    }
-    if (help) {
+    options.chat = take_switch(arguments, "--chat");
+    if (asks_help(arguments)) {
         const std::string own =
             help_text(*find_command("run")) +
             "\n  --chat\n        Put the prompt into the model's chat template as the user's message.\n\n";
@@ -152,9 +139,7 @@ int run_command(std::vector<std::string> arguments) {
     common_init();
     params.verbosity = 1;  // LOG_LEVEL_ERROR: the text is what people want to see; -v shows llama.cpp's log
     std::string program = "sluice run";
-    std::vector<char*> argv{program.data()};
-    for (std::string& a : arguments) argv.push_back(a.data());
-    argv.push_back(nullptr);
+    std::vector<char*> argv = argv_of(program, arguments);
     if (!common_params_parse(static_cast<int>(argv.size()) - 1, argv.data(), params, LLAMA_EXAMPLE_COMPLETION))
         return kUsage;
     if (Status s = refuse_without_effect(params); !s.ok()) return fail(s, kUsage);

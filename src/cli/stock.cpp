@@ -3,7 +3,6 @@
 #include <ggml-backend.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,11 +24,6 @@ extern char** environ;
 
 namespace sluice::cli {
 namespace {
-
-bool asks_help(const std::vector<std::string>& arguments) {
-    return std::any_of(arguments.begin(), arguments.end(),
-                       [](const std::string& a) { return a == "--help" || a == "-h" || a == "--usage"; });
-}
 
 // What was read, for tools whose own report knows nothing of it.
 void print_streaming_summary() {
@@ -66,15 +60,38 @@ int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::st
         }
     }
     std::string program = std::string("sluice ") + command;
-    std::vector<char*> argv{program.data()};
-    for (std::string& a : arguments) argv.push_back(a.data());
-    argv.push_back(nullptr);
+    std::vector<char*> argv = argv_of(program, arguments);
     const int rc = tool(static_cast<int>(argv.size()) - 1, argv.data());
     print_streaming_summary();
     return rc;
 }
 
 }  // namespace
+
+bool take_switch(std::vector<std::string>& arguments, std::string_view flag) {
+    bool found = false;
+    for (size_t i = 0; i < arguments.size();) {
+        if (arguments[i] == flag) {
+            found = true;
+            arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i));
+        } else {
+            i += backend::takes_free_text(arguments[i]) ? 2 : 1;
+        }
+    }
+    return found;
+}
+
+bool asks_help(const std::vector<std::string>& arguments) {
+    std::vector<std::string> copy = arguments;
+    return take_switch(copy, "--help") || take_switch(copy, "-h") || take_switch(copy, "--usage");
+}
+
+std::vector<char*> argv_of(std::string& program, std::vector<std::string>& arguments) {
+    std::vector<char*> argv{program.data()};
+    for (std::string& a : arguments) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    return argv;
+}
 
 int fail(const Status& status, int code) {
     std::fprintf(stderr, "sluice: error: %s\n", status.message().c_str());
