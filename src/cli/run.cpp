@@ -74,7 +74,7 @@ void print_summary(const engine::Generation& g, bool output_broken) {
     const PhaseStats& d = g.at_end.decode;
     // The last token is sampled but never decoded: bytes and hits belong to the tokens that went through the model.
     const auto decoded = static_cast<double>(d.tokens);
-    const trace::ProcessMemory& memory = g.memory;
+    const machine::Usage& memory = g.memory;
     std::string out;
     out += fmt::format("generated {} tokens at {} (whole loop), prompt {} tokens at {}, loaded in {:.2f} s\n", g.tokens,
                        per_second(g.tokens, g.decode_seconds), g.prompt_tokens,

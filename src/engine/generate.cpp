@@ -181,7 +181,7 @@ void run_loaded(Run& run, llama_model* model) {
     }
     out.decode_seconds = seconds(first, clock.now());
     out.at_end = stats();
-    out.memory = trace::process_memory();
+    out.memory = machine::usage();
 }
 
 }  // namespace

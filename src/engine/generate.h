@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/status.h"
+#include "machine/usage.h"
 #include "sluice/sluice.h"
-#include "trace/process.h"
 
 struct common_params;
 
@@ -25,10 +25,10 @@ struct Generation {
     int tokens = 0;              // generated, the end-of-text token not counted
     double load_seconds = 0;
     double prefill_seconds = 0;
-    double decode_seconds = 0;    // from the first sampled token to the last
-    Stats after_prefill;          // prefill phase only
-    Stats at_end;                 // decode phase only
-    trace::ProcessMemory memory;  // when the last token was out, the model still loaded
+    double decode_seconds = 0;  // from the first sampled token to the last
+    Stats after_prefill;        // prefill phase only
+    Stats at_end;               // decode phase only
+    machine::Usage memory;      // when the last token was out, the model still loaded
 };
 
 struct GenerateOptions {

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "machine/usage.h"
 #include "model/geometry.h"
-#include "trace/process.h"
 
 namespace sluice {
 namespace {
@@ -346,11 +346,11 @@ TEST(Session, LoadingReadsHeadersAndDenseWeightsOnly) {
     const auto g = model::derive_geometry(*index);
     // What stock llama.cpp itself reads of the header, with its read-ahead.
     drop_from_page_cache(path);
-    const uint64_t at_start = trace::process_bytes_read().value();
+    const uint64_t at_start = machine::usage().bytes_read.value();
     llama_model_params vocabulary = llama_model_default_params();
     vocabulary.vocab_only = true;
     llama_model_free(llama_model_load_from_file(path.c_str(), vocabulary));
-    const uint64_t header = trace::process_bytes_read().value() - at_start;
+    const uint64_t header = machine::usage().bytes_read.value() - at_start;
     const uint64_t allowed = g->dense_bytes * 101 / 100 + header;
     ASSERT_GT(g->expert_bytes, 2 * g->dense_bytes) << "the test model must be mostly experts";
     for (const DenseWeights d : {DenseWeights::anon, DenseWeights::warm}) {
@@ -359,10 +359,10 @@ TEST(Session, LoadingReadsHeadersAndDenseWeightsOnly) {
         c.dense_weights = d;
         start_with(c);
         drop_from_page_cache(path);
-        const uint64_t before = trace::process_bytes_read().value();
+        const uint64_t before = machine::usage().bytes_read.value();
         const Model model = load(path);
         ASSERT_NE(model, nullptr);
-        const uint64_t read = trace::process_bytes_read().value() - before;
+        const uint64_t read = machine::usage().bytes_read.value() - before;
         EXPECT_LE(read, allowed) << "dense " << g->dense_bytes << ", experts " << g->expert_bytes;
         EXPECT_GE(read, g->dense_bytes / 2) << "this machine does not count reads; the test shows nothing";
     }

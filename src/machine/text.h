@@ -1,0 +1,35 @@
+// Owns: reading the small text files in which the kernel describes itself, /proc and /sys.
+// Keeps: nothing is taken for a number that is not wholly one and fits; no file, whatever it is, blocks or costs more
+// than a bounded amount of memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace sluice::machine {
+
+// What is behind that is left out, down to the last whole line.
+inline constexpr size_t kMostText = 1 << 20;
+
+// nullopt if there is no such file, it is none that can simply be read, or reading fails.
+std::optional<std::string> read_text(const std::string& path);
+
+// The first line of such a file, without blanks around it; nullopt also if that is empty.
+std::optional<std::string> read_line(const std::string& path);
+
+// A decimal number, blanks around it allowed, and nothing else.
+std::optional<uint64_t> parse_number(std::string_view text);
+std::optional<uint64_t> read_number(const std::string& path);
+
+// The number at the start of what follows `key`, `key` standing at the start of a line. Counted in `unit`.
+std::optional<uint64_t> number_after(std::string_view text, std::string_view key, uint64_t unit = 1);
+
+// The rest of the first line that starts with `key`, without blanks around it.
+std::optional<std::string_view> rest_after(std::string_view text, std::string_view key);
+
+std::string_view trimmed(std::string_view text);
+
+}  // namespace sluice::machine
