@@ -211,7 +211,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     if (config_.cache_bytes && *config_.cache_bytes >= full) why = "all experts fit";
     if (!config_.cache_bytes) {
         cache::AutoBudget chosen =
-            cache::choose_budget(cache::read_memory_room(""), cache::minimum_budget(shapes), full);
+            cache::choose_budget(machine::read_memory_room(""), cache::minimum_budget(shapes), full);
         budget = chosen.bytes;
         why = std::move(chosen.why);
     }

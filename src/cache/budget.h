@@ -1,21 +1,13 @@
-// Owns: how much memory this process may still take, by the machine's and its cgroup's own account.
-// Keeps: every number is read, none assumed; a limit that cannot be read is said to be unknown.
+// Owns: how large the cache is when the user named no size.
+// Keeps: a reserve is left to everybody else; what cannot be known is said to be unknown.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 
+#include "machine/memory_room.h"
+
 namespace sluice::cache {
-
-struct MemoryRoom {
-    std::optional<uint64_t> available;     // MemAvailable of the machine
-    std::optional<uint64_t> cgroup_limit;  // tightest limit above this process, if any
-    std::optional<uint64_t> cgroup_used;   // of that cgroup, without page cache that can be dropped
-};
-
-// Reads /proc and /sys below `root` ("" for the real ones; tests give a folder). cgroup v1 and v2.
-MemoryRoom read_memory_room(const std::string& root);
 
 struct AutoBudget {
     uint64_t bytes = 0;
@@ -23,6 +15,6 @@ struct AutoBudget {
 };
 
 // The cache size when the user named none: what is free less a reserve, at most `full`, at least `least`.
-AutoBudget choose_budget(const MemoryRoom& room, uint64_t least, uint64_t full);
+AutoBudget choose_budget(const machine::MemoryRoom& room, uint64_t least, uint64_t full);
 
 }  // namespace sluice::cache

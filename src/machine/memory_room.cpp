@@ -1,0 +1,63 @@
+#include "machine/memory_room.h"
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "machine/cgroup.h"
+#include "machine/text.h"
+
+namespace sluice::machine {
+namespace {
+
+// cgroup v1 spells "no limit" as a huge number.
+constexpr uint64_t kNoLimit = 1ULL << 60;
+
+struct Files {
+    const char* limit;
+    const char* used;
+    const char* droppable;  // key in memory.stat
+};
+constexpr Files kVersion1{"/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file "};
+constexpr Files kVersion2{"/memory.max", "/memory.current", "inactive_file "};
+
+struct Limit {
+    uint64_t limit = 0;
+    uint64_t used = 0;
+    [[nodiscard]] uint64_t left() const { return limit - std::min(limit, used); }
+};
+
+std::optional<Limit> read_limit(const std::string& folder, const Files& files) {
+    const auto limit = read_number(folder + files.limit);
+    const auto used = read_number(folder + files.used);
+    if (!limit || !used || *limit >= kNoLimit) return std::nullopt;
+    const auto stat = read_text(folder + "/memory.stat");
+    const uint64_t droppable = stat ? number_after(*stat, files.droppable).value_or(0) : 0;
+    return Limit{*limit, *used - std::min(*used, droppable)};
+}
+
+}  // namespace
+
+MemoryRoom read_memory_room(const std::string& root) {
+    MemoryRoom room;
+    if (const auto text = read_text(root + "/proc/meminfo")) room.available = number_after(*text, "MemAvailable:", KiB);
+    std::optional<Limit> tightest;
+    for (const Hierarchy& h : hierarchies(root, "memory")) {
+        for (const std::string& folder : h.folders) {
+            const auto here = read_limit(folder, h.version == 1 ? kVersion1 : kVersion2);
+            if (here && (!tightest || here->left() < tightest->left())) tightest = here;
+        }
+    }
+    if (tightest) {
+        room.cgroup_limit = tightest->limit;
+        room.cgroup_used = tightest->used;
+    }
+    return room;
+}
+
+std::optional<uint64_t> MemoryRoom::free() const {
+    if (!cgroup_limit) return available;
+    const uint64_t in_group = *cgroup_limit - std::min(*cgroup_limit, cgroup_used.value_or(0));
+    return available ? std::min(*available, in_group) : in_group;
+}
+
+}  // namespace sluice::machine

@@ -1,0 +1,23 @@
+// Owns: how much memory this process may still take, by the machine's and its cgroup's own account.
+// Keeps: every number is read, none assumed; a limit that cannot be read is said to be unknown.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace sluice::machine {
+
+struct MemoryRoom {
+    std::optional<uint64_t> available;     // MemAvailable of the machine
+    std::optional<uint64_t> cgroup_limit;  // tightest limit above this process, if any
+    std::optional<uint64_t> cgroup_used;   // of that cgroup, without page cache that can be dropped
+
+    // What both leave; absent when neither is known.
+    [[nodiscard]] std::optional<uint64_t> free() const;
+};
+
+// Reads /proc and /sys below `root` ("" for the real ones; tests give a folder). cgroup v1 and v2.
+MemoryRoom read_memory_room(const std::string& root);
+
+}  // namespace sluice::machine
