@@ -1,0 +1,171 @@
+#include "trace/totals.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace sluice::trace {
+namespace {
+
+using Value = std::optional<double>;
+
+Value number(Measure m) {
+    return m.known() ? Value(static_cast<double>(m.value())) : std::nullopt;
+}
+
+Value ratio(Value a, Value b) {
+    return a && b && *b > 0 ? Value(*a / *b) : std::nullopt;
+}
+
+Value scaled(Value a, double by) {
+    return a ? Value(*a * by) : std::nullopt;
+}
+
+// Tokens that count: those that came out; where nobody saw them come out, those that went through.
+Value counted_tokens(const Totals& t) {
+    return number(t.sum.output_tokens.known() ? t.sum.output_tokens : t.sum.tokens);
+}
+
+Value per_token(Measure m, const Totals& t) {
+    return ratio(number(m), counted_tokens(t));
+}
+
+Measure part(const Totals& t, Part p) {
+    return t.sum.parts[static_cast<size_t>(p)];
+}
+
+Measure exposed(const Totals& t) {
+    Measure m = part(t, Part::wait_read);
+    m.add(part(t, Part::wait_join));
+    m.add(part(t, Part::wait_late));
+    return m;
+}
+
+Value wall_ns(const Totals& t) {
+    return per_token(t.sum.wall, t);
+}
+
+// All of a token that is not standing still for reads.
+Value compute_ns(const Totals& t) {
+    const Value wall = number(t.sum.wall);
+    const Value waits = number(exposed(t));
+    return wall && waits ? ratio(Value(*wall - *waits), counted_tokens(t)) : std::nullopt;
+}
+
+Value drive_ns(const Totals& t) {
+    return per_token(t.sum.read_busy, t);
+}
+
+Value roofline_ns(const Totals& t) {
+    const Value compute = compute_ns(t);
+    const Value drive = drive_ns(t);
+    return compute && drive ? Value(std::max(*compute, *drive)) : std::nullopt;
+}
+
+constexpr double kMilli = 1e-6;  // ns to ms
+
+constexpr Figure kFigures[] = {
+    {"tokens_per_second", "tok/s", "tokens over wall time of the whole loop",
+     [](const Totals& t) { return scaled(ratio(counted_tokens(t), number(t.sum.wall)), 1e9); }},
+    {"ms_per_token", "ms", "wall time of a token", [](const Totals& t) { return scaled(wall_ns(t), kMilli); }},
+    {"hit_rate", "1", "look-ups that found their expert wholly resident",
+     [](const Totals& t) { return ratio(number(t.sum.hits), number(t.sum.lookups)); }},
+    {"logical_bytes_per_token", "bytes", "expert bytes that were missing, per token",
+     [](const Totals& t) { return per_token(t.sum.exact_bytes, t); }},
+    {"physical_bytes_per_token", "bytes", "bytes asked of the drive for them, per token",
+     [](const Totals& t) { return per_token(t.sum.exact_physical, t); }},
+    {"amplification", "1", "physical over logical bytes",
+     [](const Totals& t) { return ratio(number(t.sum.exact_physical), number(t.sum.exact_bytes)); }},
+    {"exposed_wait_fraction", "1", "share of the wall time standing still for reads",
+     [](const Totals& t) { return ratio(number(exposed(t)), number(t.sum.wall)); }},
+    {"hidden_fraction", "1", "share of the reads' time that compute did not stand still for",
+     [](const Totals& t) {
+         const Value share = ratio(number(exposed(t)), number(t.sum.read_busy));
+         return share ? Value(1.0 - *share) : std::nullopt;
+     }},
+    {"drive_bytes_per_second", "bytes/s", "expert bytes asked of the drive, over the time it had something to do",
+     [](const Totals& t) { return scaled(ratio(number(t.sum.exact_physical), number(t.sum.read_busy)), 1e9); }},
+    {"compute_ms_per_token", "ms", "wall time of a token without standing still for reads",
+     [](const Totals& t) { return scaled(compute_ns(t), kMilli); }},
+    {"drive_ms_per_token", "ms", "time of a token with at least one read on its way",
+     [](const Totals& t) { return scaled(drive_ns(t), kMilli); }},
+    {"roofline_ms_per_token", "ms", "the larger of compute and drive: what perfect overlap would leave",
+     [](const Totals& t) { return scaled(roofline_ns(t), kMilli); }},
+    {"roofline_tokens_per_second", "tok/s", "speed at the roofline",
+     [](const Totals& t) {
+         const Value r = roofline_ns(t);
+         return r && *r > 0 ? Value(1e9 / *r) : std::nullopt;
+     }},
+    {"residual_fraction", "1", "wall time above the roofline, as a share of the roofline",
+     [](const Totals& t) {
+         const Value share = ratio(wall_ns(t), roofline_ns(t));
+         return share ? Value(*share - 1.0) : std::nullopt;
+     }},
+    {"read_p50_ms", "ms", "issue to ready of a read, median",
+     [](const Totals& t) { return scaled(number(t.reads.percentile(0.50)), kMilli); }},
+    {"read_p95_ms", "ms", "issue to ready of a read, 95th percentile",
+     [](const Totals& t) { return scaled(number(t.reads.percentile(0.95)), kMilli); }},
+    {"read_p99_ms", "ms", "issue to ready of a read, 99th percentile",
+     [](const Totals& t) { return scaled(number(t.reads.percentile(0.99)), kMilli); }},
+    {"major_faults_per_token", "1", "page faults that needed the drive, per token",
+     [](const Totals& t) { return per_token(t.sum.major_faults, t); }},
+    {"cpu_utilisation", "cores", "CPU time over wall time",
+     [](const Totals& t) { return ratio(number(t.sum.cpu), number(t.sum.wall)); }},
+};
+
+}  // namespace
+
+void Totals::add(const Row& row) {
+    for (const Column& c : columns()) {
+        const Measure m = value_of(c, row);
+        if (!m.known()) continue;
+        Measure& to = c.of(sum);
+        switch (c.total) {
+            case Total::sum:
+                to.add(m);
+                break;
+            case Total::last:
+                to = m;
+                break;
+            case Total::highest:
+                if (!to.known() || to.value() < m.value()) to = m;
+                break;
+            case Total::none:
+                break;
+        }
+    }
+    if (sum.layers.size() < row.layers.size()) sum.layers.resize(row.layers.size());
+    for (size_t i = 0; i < row.layers.size(); ++i) {
+        Row::Layer& to = sum.layers[i];
+        const Row::Layer& from = row.layers[i];
+        to.wait = Measure::saturating_add(to.wait, from.wait);
+        to.routed = Measure::saturating_add(to.routed, from.routed);
+        to.lookups = Measure::saturating_add(to.lookups, from.lookups);
+        to.hits = Measure::saturating_add(to.hits, from.hits);
+        to.physical = Measure::saturating_add(to.physical, from.physical);
+    }
+    ++rows;
+}
+
+std::span<const Figure> figures() {
+    return kFigures;
+}
+
+const Figure* find_figure(std::string_view name) {
+    const auto* it =
+        std::find_if(std::begin(kFigures), std::end(kFigures), [&](const Figure& f) { return name == f.name; });
+    return it == std::end(kFigures) ? nullptr : it;
+}
+
+std::optional<double> figure(std::string_view name, const Totals& totals) {
+    const Figure* f = find_figure(name);
+    return f == nullptr ? std::nullopt : f->of(totals);
+}
+
+std::string what_binds(const Totals& totals) {
+    const Value compute = compute_ns(totals);
+    const Value drive = drive_ns(totals);
+    if (!compute || !drive) return "";
+    return *drive > *compute ? "drive" : "compute";
+}
+
+}  // namespace sluice::trace
