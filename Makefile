@@ -6,7 +6,7 @@ CTEST := ctest --test-dir build --output-on-failure --no-tests=error -j $(JOBS)
 # clang does not know every warning that the compile commands, made for GCC, name.
 TIDY := run-clang-tidy -quiet -p build -j $(JOBS) -extra-arg=-Wno-unknown-warning-option
 
-.PHONY: help setup build demo check check-full install tidy format format-check clean
+.PHONY: help setup build build-tests demo check check-full install tidy format format-check clean
 
 help:
 	@echo 'make demo          set up, build, and run the demo model with a cache far smaller than its experts'
@@ -29,10 +29,15 @@ build: setup
 demo: build
 	@build/sluice run -m $(DEMO_MODEL) --cache-mb 6 -c 512 -n 96 --temp 0 -p 'The Lord is my shepherd'
 
-check: build
+# What only the tests need has to be there before CMake looks for it.
+build-tests: setup
+	@scripts/setup.sh --test-packages
+	@scripts/build.sh release
+
+check: build-tests
 	@$(CTEST) -LE '^full$$'
 
-check-full: build
+check-full: build-tests
 	@$(CTEST)
 
 install:

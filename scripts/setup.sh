@@ -3,7 +3,7 @@
 # Keeps: idempotence. Each step checks whether its result is already there, works in a temporary place and publishes it
 # with one rename or one stamp file, so an interrupted run is simply run again.
 #
-# Usage: scripts/setup.sh [--print-build-dir | --packages-only | --dev-packages | --llama-only]
+# Usage: scripts/setup.sh [--print-build-dir | --packages-only | --test-packages | --dev-packages | --llama-only]
 #   SLUICE_CACHE_DIR          where llama.cpp is kept (default: ${XDG_CACHE_HOME:-~/.cache}/sluice)
 #   SLUICE_LLAMA_CPP_SOURCE   use this llama.cpp checkout (same version) instead of fetching one
 #   SLUICE_JOBS               parallel compile jobs (default: all cores)
@@ -30,7 +30,8 @@ NPM_SHA512='fYwb6ODSmHkqrJQQaCxY3M2lPf/mpgC7ik0HSzzIwG5CGtabRp4bNqikatvCoT42b5IN
 PACKAGES=(build-essential cmake=cmake ninja-build=ninja pkg-config=pkg-config git=git nodejs=node npm=npm ca-certificates
           libssl-dev                                                        # llama.cpp: https in llama-server
           libfmt-dev liburing-dev nlohmann-json3-dev libcli11-dev libgtest-dev python3=python3)   # python3: tests only
-DEV_PACKAGES=(clang clang-format clang-tidy shellcheck libbenchmark-dev)    # make tidy, make format, fuzzing, benchmarks
+TEST_PACKAGES=(valgrind=valgrind libbenchmark-dev chromium=chromium)        # make check: bench/micro, reports in a browser
+DEV_PACKAGES=(clang clang-format clang-tidy shellcheck)                     # make tidy, make format, fuzzing
 
 # AMX is left out: GCC 12, Debian 12's compiler, drops the stores that fill ggml's tile configuration, and the result dies
 # of an illegal instruction in the first matrix product on any processor that has AMX.
@@ -252,10 +253,11 @@ mode=${1:-all}
 case $mode in
     --print-build-dir) echo "$root/build-$(build_key)"; exit 0 ;;
     --packages-only)   install_packages "${PACKAGES[@]}"; exit 0 ;;
+    --test-packages)   install_packages "${TEST_PACKAGES[@]}"; exit 0 ;;
     --dev-packages)    install_packages "${DEV_PACKAGES[@]}"; exit 0 ;;
     all)               install_packages "${PACKAGES[@]}" ;;
     --llama-only)      ;;
-    *) fail "unknown option $mode (there are --print-build-dir, --packages-only, --dev-packages and --llama-only)" ;;
+    *) fail "unknown option $mode (there are --print-build-dir, --packages-only, --test-packages, --dev-packages and --llama-only)" ;;
 esac
 
 build=$root/build-$(build_key)

@@ -194,6 +194,22 @@ case_packages_installed() {
     called 'sudo env DEBIAN_FRONTEND=noninteractive apt-get install .*libssl-dev'
 }
 
+case_test_packages() {
+    run --test-packages
+    [ "$status" -eq 0 ] || die "should have succeeded"
+    called 'apt-get install .*valgrind chromium'
+    not_called 'npm'
+    not_called 'cmake'
+    for name in valgrind chromium; do fake "$name" <<<'exit 0'; done
+    : >"$CALLS"
+    run --test-packages
+    not_called 'apt-get'
+    grep -q 'Debian packages: all there' "$work/err" || die "should say that nothing is missing"
+    echo libbenchmark-dev >"$STATE/missing"
+    run --test-packages
+    called 'apt-get install .*libbenchmark-dev'
+}
+
 case_apt_offline() {
     echo libssl-dev >"$STATE/missing"
     fake apt-get <<<"echo \"E: Failed to fetch x  Temporary failure resolving 'host'\" >&2; exit 100"
