@@ -6,12 +6,14 @@ CTEST := ctest --test-dir build --output-on-failure --no-tests=error -j $(JOBS)
 # clang does not know every warning that the compile commands, made for GCC, name.
 TIDY := run-clang-tidy -quiet -p build -j $(JOBS) -extra-arg=-Wno-unknown-warning-option
 
-.PHONY: help setup build build-tests demo check check-full install tidy format format-check clean
+.PHONY: help setup build build-tests demo check check-full bench-micro bench-count bench-count-update \
+        install tidy format format-check clean
 
 help:
 	@echo 'make demo          set up, build, and run the demo model with a cache far smaller than its experts'
 	@echo 'make check         set up, build, and run the tests'
 	@echo 'make check-full    the same with the long tests'
+	@echo 'make bench-micro   times of the hot pieces; bench-count counts their instructions (see bench/micro/README.md)'
 	@echo 'make build         set up and build: build/sluice and build/libggml-sluice.so'
 	@echo 'make setup         install the Debian packages and build llama.cpp, once per user'
 	@echo 'make install       install what was built under PREFIX (now $(PREFIX))'
@@ -39,6 +41,16 @@ check: build-tests
 
 check-full: build-tests
 	@$(CTEST)
+
+bench-micro: build-tests
+	@build/bench/micro/micro_bench
+
+COUNT = bench/micro/count.py build/bench/micro/micro_count
+bench-count: build-tests
+	@$(COUNT)
+
+bench-count-update: build-tests
+	@$(COUNT) --update
 
 install:
 	@test -x build/sluice || { echo 'nothing is built yet: run make build first' >&2; exit 1; }
