@@ -58,8 +58,24 @@ std::optional<std::string> read_line(const std::string& path) {
     const auto text = read_text(path);
     if (!text) return std::nullopt;
     const std::string_view line = trimmed(std::string_view(*text).substr(0, text->find('\n')));
-    if (line.empty()) return std::nullopt;
+    if (!is_name(line)) return std::nullopt;
     return std::string(line);
+}
+
+bool is_name(std::string_view text) {
+    constexpr size_t kMost = 256;
+    return !text.empty() && text.size() <= kMost && std::none_of(text.begin(), text.end(), [](char c) {
+        return static_cast<unsigned char>(c) < ' ' || c == '\x7f';
+    });
+}
+
+std::optional<std::string> bracketed(std::string_view choice) {
+    const size_t from = choice.find('[');
+    const size_t to = choice.find(']');
+    if (from == std::string_view::npos || to == std::string_view::npos || to < from) return std::nullopt;
+    const std::string_view word = choice.substr(from + 1, to - from - 1);
+    if (!is_name(word) || word.find(' ') != std::string_view::npos) return std::nullopt;
+    return std::string(word);
 }
 
 std::string_view trimmed(std::string_view text) {

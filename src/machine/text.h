@@ -17,8 +17,14 @@ inline constexpr size_t kMostText = 1 << 20;
 // nullopt if there is no such file, it is none that can simply be read, or reading fails.
 std::optional<std::string> read_text(const std::string& path);
 
-// The first line of such a file, without blanks around it; nullopt also if that is empty.
+// The first line of such a file, without blanks around it; nullopt also if that is not a name.
 std::optional<std::string> read_line(const std::string& path);
+
+// Something to show to people: not empty, not long, without control characters.
+bool is_name(std::string_view text);
+
+// Of a choice such as "none [mq-deadline] kyber", what is chosen.
+std::optional<std::string> bracketed(std::string_view choice);
 
 // A decimal number, blanks around it allowed, and nothing else.
 std::optional<uint64_t> parse_number(std::string_view text);
