@@ -1,9 +1,11 @@
 // Owns: many durations as counts, for percentiles.
-// Keeps: fixed memory; a percentile is at most 1/16 above the true one and never below it, the largest is exact.
+// Keeps: fixed memory; a percentile is at most 1/16 above the true one and never below it, the largest is exact. The
+// sum is exact or null.
 #pragma once
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/clock.h"
@@ -18,27 +20,29 @@ class Histogram {
     static constexpr size_t kBuckets = 64 * kSteps;
 
     void add(Nanos value) {
-        const size_t b = bucket_of(value);
-        ++counts_[b];
-        ++n_;
+        count(bucket_of(value), 1);
         if (value > largest_) largest_ = value;
-        if (b < low_) low_ = b;
-        if (b > high_) high_ = b;
+        sum_ = Measure::saturating_add(sum_, value > 0 ? value : 0);
     }
+    // What they add up to is no longer known then.
     void add_bucket(size_t bucket, uint64_t n) {
         if (n == 0 || bucket >= kBuckets) return;
-        counts_[bucket] += n;
-        n_ += n;
-        if (bucket < low_) low_ = bucket;
-        if (bucket > high_) high_ = bucket;
+        count(bucket, n);
+        sum_known_ = false;
     }
     void add(const Histogram& other) {
-        for (size_t b = other.low_; b <= other.high_ && b < kBuckets; ++b) add_bucket(b, other.counts_[b]);
+        for (size_t b = other.low_; b <= other.high_ && b < kBuckets; ++b) {
+            if (other.counts_[b] > 0) count(b, other.counts_[b]);
+        }
         if (other.largest_ > largest_) largest_ = other.largest_;
+        sum_ = Measure::saturating_add(sum_, other.sum_);
+        sum_known_ = sum_known_ && other.sum_known_;
     }
     void clear() {
         for (size_t b = low_; b <= high_ && b < kBuckets; ++b) counts_[b] = 0;
         n_ = 0;
+        sum_ = 0;
+        sum_known_ = true;
         largest_ = 0;
         low_ = kBuckets;
         high_ = 0;
@@ -46,6 +50,12 @@ class Histogram {
 
     [[nodiscard]] uint64_t count() const { return n_; }
     [[nodiscard]] Nanos largest() const { return largest_; }
+    [[nodiscard]] Measure sum() const { return sum_known_ ? Measure(sum_) : Measure(); }
+    // From a record, which knows it.
+    void note_sum(Measure sum) {
+        sum_known_ = sum.known();
+        sum_ = sum.or_zero();
+    }
     void note_largest(Nanos value) {
         if (value > largest_) largest_ = value;
     }
@@ -81,8 +91,17 @@ class Histogram {
     }
 
   private:
+    void count(size_t bucket, uint64_t n) {
+        counts_[bucket] += n;
+        n_ += n;
+        if (bucket < low_) low_ = bucket;
+        if (bucket > high_) high_ = bucket;
+    }
+
     std::array<uint64_t, kBuckets> counts_{};
     uint64_t n_ = 0;
+    Nanos sum_ = 0;
+    bool sum_known_ = true;
     Nanos largest_ = 0;
     size_t low_ = kBuckets, high_ = 0;
 };

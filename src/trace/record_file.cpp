@@ -3,10 +3,14 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+
+#include "trace/json_values.h"
+#include "trace/write.h"
 
 namespace sluice::trace {
 namespace {
@@ -16,18 +20,14 @@ constexpr size_t kMaxLine = size_t{64} << 20;
 constexpr size_t kMaxRows = 10'000'000;
 constexpr size_t kMaxModels = 64;
 constexpr size_t kMaxLayers = 4096;
-
-void append(fmt::memory_buffer& out, std::string_view text) {
-    out.append(text.data(), text.data() + text.size());
-}
+constexpr int kMaxDepth = 64;
 
 template <typename Member>
 void append_layers(fmt::memory_buffer& out, const char* name, const std::vector<Row::Layer>& layers, Member member) {
     append(out, name);
     for (size_t i = 0; i < layers.size(); ++i) {
         if (i > 0) out.push_back(',');
-        const fmt::format_int n(layers[i].*member);
-        out.append(n.data(), n.data() + n.size());
+        append(out, layers[i].*member);
     }
 }
 
@@ -64,6 +64,7 @@ Json latency_json(const Book& book, Phase phase) {
             {"phase", phase_name(phase)},
             {"rows", book.of(phase).rows},
             {"largest_ns", h.largest()},
+            {"sum_ns", h.sum().known() ? Json(h.sum().value()) : Json(nullptr)},
             {"buckets", std::move(buckets)}};
 }
 
@@ -119,19 +120,12 @@ class RecordSink final : public Sink {
 // ---- reading
 
 // The values that a record may hold are ours; a file may hold anything. Everything below looks before it takes.
-Measure measure_in(const Json& j, const char* name) {
-    const auto it = j.find(name);
-    if (it == j.end() || !it->is_number_integer()) return {};
-    const auto v = it->get<int64_t>();
-    return v < 0 ? Measure() : Measure(v);
-}
-
 void read_layers(const Json& layers, const char* name, std::vector<Row::Layer>& out, int64_t Row::Layer::*member) {
     const auto it = layers.find(name);
     if (it == layers.end() || !it->is_array() || it->size() > kMaxLayers) return;
     if (out.size() < it->size()) out.resize(it->size());
     for (size_t i = 0; i < it->size(); ++i) {
-        if ((*it)[i].is_number_integer()) out[i].*member = (*it)[i].get<int64_t>();
+        if ((*it)[i].is_number_integer()) out[i].*member = std::max<int64_t>(0, (*it)[i].get<int64_t>());
     }
 }
 
@@ -155,7 +149,10 @@ std::vector<std::vector<uint32_t>> table_from(const Json& j, const char* name) {
     for (const Json& row : *it) {
         out.emplace_back();
         if (!row.is_array()) continue;
-        for (const Json& n : row) out.back().push_back(n.is_number_unsigned() ? n.get<uint32_t>() : 0);
+        for (const Json& n : row) {
+            const uint64_t v = n.is_number_unsigned() ? n.get<uint64_t>() : 0;
+            out.back().push_back(static_cast<uint32_t>(std::min<uint64_t>(v, UINT32_MAX)));
+        }
     }
     return out;
 }
@@ -169,16 +166,32 @@ Histogram histogram_from(const Json& j) {
         h.add_bucket(Histogram::bucket_of(b[0].get<int64_t>()), b[1].get<uint64_t>());
     }
     h.note_largest(measure_in(j, "largest_ns").or_zero());
+    h.note_sum(measure_in(j, "sum_ns"));
     return h;
-}
-
-std::string text_in(const Json& j, const char* name) {
-    const auto it = j.find(name);
-    return it != j.end() && it->is_string() ? it->get<std::string>() : "";
 }
 
 Phase phase_in(const Json& j) {
     return text_in(j, "phase") == "prefill" ? Phase::prefill : Phase::decode;
+}
+
+// Deeper ones would exhaust the stack of whoever walks through them.
+bool is_nested_too_deeply(std::string_view text) {
+    int depth = 0;
+    bool quoted = false;
+    for (size_t i = 0; i < text.size(); ++i) {
+        const char c = text[i];
+        if (quoted) {
+            if (c == '\\') ++i;
+            if (c == '"') quoted = false;
+        } else if (c == '"') {
+            quoted = true;
+        } else if (c == '[' || c == '{') {
+            if (++depth > kMaxDepth) return true;
+        } else if (c == ']' || c == '}') {
+            --depth;
+        }
+    }
+    return false;
 }
 
 // One line of a record after the first.
@@ -253,8 +266,7 @@ void append_row_json(fmt::memory_buffer& out, const Row& row) {
             append(out, "null");
             continue;
         }
-        const fmt::format_int n(m.value());
-        out.append(n.data(), n.data() + n.size());
+        append(out, m.value());
     }
     if (!row.layers.empty()) {
         append_layers(out, R"(,"layers":{"wait_ns":[)", row.layers, &Row::Layer::wait);
@@ -278,7 +290,7 @@ Result<Record> read_record(const std::string& path) {
         ++number;
         const bool whole = !file.eof();  // otherwise its newline is missing
         if (text.size() > kMaxLine) return error(Code::corrupt, "{}: line {} is longer than a record's", path, number);
-        const Json j = Json::parse(text, nullptr, false);
+        const Json j = is_nested_too_deeply(text) ? Json() : Json::parse(text, nullptr, false);
         if (j.is_discarded() || !j.is_object()) {
             if (number == 1) return error(Code::corrupt, "{} is not a run record (its first line is not JSON)", path);
             if (!whole) {

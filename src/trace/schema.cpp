@@ -1,5 +1,7 @@
 #include "trace/schema.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <string_view>
 
@@ -140,6 +142,44 @@ const Column* find_column(std::string_view name) {
 const Column& part_column(Part part) {
     static const size_t first = static_cast<size_t>(find_column("overhead_ns") - kColumns);
     return kColumns[first + static_cast<size_t>(part)];
+}
+
+std::string_view part_name(Part part) {
+    const std::string_view name = part_column(part).name;
+    return name.substr(0, name.size() - std::string_view("_ns").size());
+}
+
+const char* part_label(Part part) {
+    constexpr std::array<const char*, kParts> kLabels = {
+        "llama.cpp around the graph",
+        "attention and dense",
+        "router",
+        "shared experts",
+        "experts",
+        "waiting for reads",
+        "joining",
+        "late reads",
+        "other contexts",
+        "repacking",
+        "managing",
+        "sampling",
+        "detokenising",
+        "printing",
+        "drafting",
+        "recording",
+    };
+    return kLabels[static_cast<size_t>(part)];
+}
+
+std::string columns_markdown() {
+    constexpr std::array<const char*, 4> kUnits = {"", "ns", "bytes", "count"};
+    constexpr std::array<const char*, 4> kTotals = {"sum", "newest", "highest", ""};
+    std::string out = "| column | unit | total | meaning |\n| --- | --- | --- | --- |\n";
+    for (const Column& c : kColumns) {
+        out += fmt::format("| `{}` | {} | {} | {} |\n", c.name, kUnits[static_cast<size_t>(c.unit)],
+                           kTotals[static_cast<size_t>(c.total)], c.help);
+    }
+    return out;
 }
 
 }  // namespace sluice::trace

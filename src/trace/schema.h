@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trace/measure.h"
@@ -41,7 +42,7 @@ inline constexpr size_t kParts = 16;
 enum class Phase : uint8_t { prefill, decode };
 const char* phase_name(Phase phase);
 
-// One ubatch of prefill, or one token of decode; every field that is not measured is null. Times in ns, sizes in bytes.
+// One batch of prefill, or one token of decode; every field that is not measured is null. Times in ns, sizes in bytes.
 struct Row {
     // Which row this is.
     Measure model;          // number of the model in this record
@@ -120,6 +121,12 @@ std::span<const Column> columns();
 const Column* find_column(std::string_view name);
 // The column of a part of the time.
 const Column& part_column(Part part);
+// "wait_read": its column without the unit.
+std::string_view part_name(Part part);
+// The same for people: "waiting for reads".
+const char* part_label(Part part);
+// The table of docs/record.md: name, unit, how it is totalled, meaning.
+std::string columns_markdown();
 inline const Measure& value_of(const Column& c, const Row& row) {
     return c.of(const_cast<Row&>(row));  // NOLINT(cppcoreguidelines-pro-type-const-cast): one accessor for both
 }

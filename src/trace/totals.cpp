@@ -1,6 +1,7 @@
 #include "trace/totals.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <string_view>
 
 namespace sluice::trace {
@@ -20,24 +21,22 @@ Value scaled(Value a, double by) {
     return a ? Value(*a * by) : std::nullopt;
 }
 
-// Tokens that count: those that came out; where nobody saw them come out, those that went through.
-Value counted_tokens(const Totals& t) {
-    return number(t.sum.output_tokens.known() ? t.sum.output_tokens : t.sum.tokens);
+Value tokens_of(const Totals& t) {
+    return number(counted_tokens(t));
 }
 
 Value per_token(Measure m, const Totals& t) {
-    return ratio(number(m), counted_tokens(t));
+    return ratio(number(m), tokens_of(t));
 }
 
-Measure part(const Totals& t, Part p) {
-    return t.sum.parts[static_cast<size_t>(p)];
+Measure sum_of(const Row& row, std::initializer_list<Part> parts) {
+    Measure sum;
+    for (const Part p : parts) sum.add(row.parts[static_cast<size_t>(p)]);
+    return sum;
 }
 
 Measure exposed(const Totals& t) {
-    Measure m = part(t, Part::wait_read);
-    m.add(part(t, Part::wait_join));
-    m.add(part(t, Part::wait_late));
-    return m;
+    return exposed_wait(t.sum);
 }
 
 Value wall_ns(const Totals& t) {
@@ -48,7 +47,7 @@ Value wall_ns(const Totals& t) {
 Value compute_ns(const Totals& t) {
     const Value wall = number(t.sum.wall);
     const Value waits = number(exposed(t));
-    return wall && waits ? ratio(Value(*wall - *waits), counted_tokens(t)) : std::nullopt;
+    return wall && waits ? ratio(Value(*wall - *waits), tokens_of(t)) : std::nullopt;
 }
 
 Value drive_ns(const Totals& t) {
@@ -65,7 +64,7 @@ constexpr double kMilli = 1e-6;  // ns to ms
 
 constexpr Figure kFigures[] = {
     {"tokens_per_second", "tok/s", "tokens over wall time of the whole loop",
-     [](const Totals& t) { return scaled(ratio(counted_tokens(t), number(t.sum.wall)), 1e9); }},
+     [](const Totals& t) { return scaled(ratio(tokens_of(t), number(t.sum.wall)), 1e9); }},
     {"ms_per_token", "ms", "wall time of a token", [](const Totals& t) { return scaled(wall_ns(t), kMilli); }},
     {"hit_rate", "1", "look-ups that found their expert wholly resident",
      [](const Totals& t) { return ratio(number(t.sum.hits), number(t.sum.lookups)); }},
@@ -113,6 +112,32 @@ constexpr Figure kFigures[] = {
 };
 
 }  // namespace
+
+Measure exposed_wait(const Row& row) {
+    return sum_of(row, {Part::wait_read, Part::wait_join, Part::wait_late});
+}
+
+Measure computing(const Row& row) {
+    return sum_of(row, {Part::dense, Part::router, Part::shared, Part::routed});
+}
+
+Measure outside_graph(const Row& row) {
+    return sum_of(row, {Part::sample, Part::detokenise, Part::output, Part::record});
+}
+
+Measure asked_of_drive(const Row& row) {
+    Measure sum = row.exact_physical;
+    sum.add(row.predicted_physical);
+    return sum;
+}
+
+Measure counted_tokens(const Totals& totals) {
+    return totals.sum.output_tokens.known() ? totals.sum.output_tokens : totals.sum.tokens;
+}
+
+std::optional<double> share_of_wall(Part part, const Totals& totals) {
+    return ratio(number(totals.sum.parts[static_cast<size_t>(part)]), number(totals.sum.wall));
+}
 
 void Totals::add(const Row& row) {
     for (const Column& c : columns()) {

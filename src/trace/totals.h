@@ -12,6 +12,12 @@
 
 namespace sluice::trace {
 
+// Sums of columns that have a name of their own, of a row or of totals. Null where all of them are.
+Measure exposed_wait(const Row& row);    // standing still for reads
+Measure computing(const Row& row);       // the graph's arithmetic
+Measure outside_graph(const Row& row);   // sampling, text and writing it, the record
+Measure asked_of_drive(const Row& row);  // bytes for experts, needed or predicted
+
 // Of the rows of one phase.
 struct Totals {
     Row sum;  // columns totalled as the schema says; `layers` added up
@@ -24,6 +30,11 @@ struct Totals {
         reads.add(row_reads);
     }
 };
+
+// Tokens that count: those that came out; where nobody saw them come out, those that went through.
+Measure counted_tokens(const Totals& totals);
+// Of the wall time.
+std::optional<double> share_of_wall(Part part, const Totals& totals);
 
 // A number made from totals.
 struct Figure {

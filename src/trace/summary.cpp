@@ -1,0 +1,100 @@
+#include "trace/summary.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/bytes.h"
+#include "trace/json_values.h"
+#include "trace/write.h"
+
+namespace sluice::trace {
+namespace {
+
+using Value = std::optional<double>;
+
+constexpr const char* kNotMeasured = "not measured";
+// Parts of the wall time below this share are not worth a word.
+constexpr double kWorthSaying = 0.005;
+
+std::string spelled(Value v, int decimals, std::string_view unit, double by = 1) {
+    return v ? fmt::format("{:.{}f}{}", *v * by, decimals, unit) : kNotMeasured;
+}
+
+std::string mib(Measure m) {
+    return m.known() ? fmt::format("{:.1f} MiB", to_mib(static_cast<uint64_t>(std::max<int64_t>(0, m.value()))))
+                     : kNotMeasured;
+}
+
+std::string count(Measure m) {
+    return m.known() ? std::to_string(m.value()) : "?";
+}
+
+std::string tokens(const Totals& t) {
+    return fmt::format("{} tokens at {}", counted_tokens(t).or_zero(),
+                       spelled(figure("tokens_per_second", t), 2, " tok/s"));
+}
+
+std::string where_it_goes(const Totals& t) {
+    std::vector<std::pair<double, Part>> shares;
+    for (size_t p = 0; p < kParts; ++p) {
+        const Value share = share_of_wall(static_cast<Part>(p), t);
+        if (share && *share > kWorthSaying) shares.emplace_back(*share, static_cast<Part>(p));
+    }
+    std::stable_sort(shares.begin(), shares.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::string out;
+    for (const auto& [share, part] : shares)
+        out += fmt::format("{}{} {:.1f} %", out.empty() ? "" : ", ", part_label(part), 100 * share);
+    return out.empty() ? kNotMeasured : out;
+}
+
+}  // namespace
+
+std::string summary_text(const Book& book, const SummaryExtras& extras) {
+    const Totals& prefill = book.of(Phase::prefill);
+    const Totals& decode = book.of(Phase::decode);
+    const auto of_decode = [&](const char* name) { return figure(name, decode); };
+    const std::string scope = text_in(book.header, "scope");
+    const Measure load = measure_in(book.load, "load_ns");
+
+    std::string out =
+        fmt::format("generated {} ({}), prompt {}, loaded in {}\n", tokens(decode),
+                    scope == "graph" ? "graph only" : "whole loop", tokens(prefill),
+                    load.known() ? fmt::format("{:.2f} s", static_cast<double>(load.value()) * 1e-9) : kNotMeasured);
+    if (decode.rows > 0) {
+        out += fmt::format("time:     {} per token: {}\n", spelled(of_decode("ms_per_token"), 1, " ms"),
+                           where_it_goes(decode));
+    }
+    const Json cache = book.caches.empty() ? Json() : book.caches.back();
+    out += fmt::format("experts:  cache {} holds {} of {}, decode hit rate {}, {} read per token ({} needed)\n",
+                       mib(measure_in(cache, "bytes")), count(measure_in(cache, "slots")),
+                       count(measure_in(cache, "records")), spelled(of_decode("hit_rate"), 1, " %", 100),
+                       spelled(of_decode("physical_bytes_per_token"), 2, " MiB", 1.0 / (1 << 20)),
+                       spelled(of_decode("logical_bytes_per_token"), 2, " MiB", 1.0 / (1 << 20)));
+    if (decode.rows > 0) {
+        out += fmt::format(
+            "waiting:  {} of decode time for reads; hidden {} of the reads' time; drive {}, read p50 {}, "
+            "p99 {}\n",
+            spelled(of_decode("exposed_wait_fraction"), 0, " %", 100),
+            spelled(of_decode("hidden_fraction"), 0, " %", 100),
+            spelled(of_decode("drive_bytes_per_second"), 0, " MiB/s", 1.0 / (1 << 20)),
+            spelled(of_decode("read_p50_ms"), 2, " ms"), spelled(of_decode("read_p99_ms"), 2, " ms"));
+        const std::string binds = what_binds(decode);
+        out += binds.empty()
+                   ? fmt::format("roofline: {}\n", kNotMeasured)
+                   : fmt::format("roofline: {} binds: at most {} with all waiting hidden; a token takes {} more\n",
+                                 binds == "drive" ? "the drive" : binds,
+                                 spelled(of_decode("roofline_tokens_per_second"), 2, " tok/s"),
+                                 spelled(of_decode("residual_fraction"), 0, " %", 100));
+    }
+    const Measure rss = decode.sum.rss.known() ? decode.sum.rss : prefill.sum.rss;
+    out += fmt::format("memory:   {} resident, peak {}, major faults per token {}\n", mib(rss), mib(extras.peak_bytes),
+                       spelled(of_decode("major_faults_per_token"), 2, ""));
+    std::string lossy;
+    for (const std::string& name : extras.lossy) lossy += (lossy.empty() ? "" : ", ") + name;
+    out += fmt::format("lossy:    {}\n", lossy.empty() ? "none" : lossy);
+    return out;
+}
+
+}  // namespace sluice::trace
