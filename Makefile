@@ -6,7 +6,7 @@ CTEST := ctest --test-dir build --output-on-failure --no-tests=error -j $(JOBS)
 # clang does not know every warning that the compile commands, made for GCC, name.
 TIDY := run-clang-tidy -quiet -p build -j $(JOBS) -extra-arg=-Wno-unknown-warning-option
 
-.PHONY: help setup build build-tests demo check check-full bench-micro bench-count bench-count-update \
+.PHONY: help setup build build-tests demo check check-full race bench-micro bench-count bench-count-update \
         install tidy format format-check clean
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo 'make check         set up, build, and run the tests'
 	@echo 'make check-full    the same with the long tests'
 	@echo 'make bench-micro   times of the hot pieces; bench-count counts their instructions (see bench/micro/README.md)'
+	@echo 'make race          race against stock llama.cpp with little memory (root; a quarter of an hour; bench/race/README.md)'
 	@echo 'make build         set up and build: build/sluice and build/libggml-sluice.so'
 	@echo 'make setup         install the Debian packages and build llama.cpp, once per user'
 	@echo 'make install       install what was built under PREFIX (now $(PREFIX))'
@@ -51,6 +52,10 @@ bench-count: build-tests
 
 bench-count-update: build-tests
 	@$(COUNT) --update
+
+# RACE adds options of bench/race/race.py: RACE='--rounds 4'.
+race: build
+	@bench/race/mid.sh $(RACE)
 
 install:
 	@test -x build/sluice || { echo 'nothing is built yet: run make build first' >&2; exit 1; }

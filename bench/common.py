@@ -1,37 +1,106 @@
 """Owns: what the benchmarks share: interleaved arms, medians with spread, drift of the control, memory cgroups."""
 import json
 import os
+import signal
 import statistics
 import subprocess
+import time
 
 MIB = 1 << 20
 
 
 class Cgroup:
-    """A memory cgroup (version 1 or 2) around a child, or nothing where limit is None."""
+    """A memory cgroup (version 1 or 2) around a child, or nothing where limit is None. Inside a limit there is no swap.
 
-    def __init__(self, limit):
-        self.limit, self.path = limit, None
+    With always=True there is a group also without a limit, for its peak.
+    """
+
+    V1 = "/sys/fs/cgroup/memory"
+
+    def __init__(self, limit, always=False):
+        self.limit, self.always, self.path = limit, always, None
+
+    @classmethod
+    def version(cls):
+        """1 or 2, or None where no cgroups are mounted."""
+        if os.path.isdir(cls.V1):
+            return 1
+        return 2 if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else None
 
     def __enter__(self):
+        if self.limit is None and not self.always:
+            return self
+        v1 = self.version() == 1
+        base = self.V1 if v1 else "/sys/fs/cgroup"
+        if not v1:  # without the controller in the parent a group has no memory files
+            try:
+                self._write(f"{base}/cgroup.subtree_control", "+memory")
+            except OSError:
+                pass
+        path = f"{base}/sluice-bench-{os.getpid()}"
+        os.mkdir(path)
+        self.path = path
         if self.limit is None:
             return self
-        v1 = "/sys/fs/cgroup/memory"
-        self.path = (v1 if os.path.isdir(v1) else "/sys/fs/cgroup") + f"/sluice-bench-{os.getpid()}"
-        os.mkdir(self.path)
-        name = "memory.limit_in_bytes" if os.path.isdir(v1) else "memory.max"
-        with open(f"{self.path}/{name}", "w") as f:
-            f.write(str(self.limit))
+        try:
+            self._write(path + ("/memory.limit_in_bytes" if v1 else "/memory.max"), self.limit)
+        except OSError:
+            self.__exit__()
+            raise
+        try:  # a kernel without accounting of swap lacks these files
+            self._write(*((path + "/memory.memsw.limit_in_bytes", self.limit) if v1 else (path + "/memory.swap.max", 0)))
+        except OSError:
+            pass
         return self
+
+    @staticmethod
+    def _write(path, value):
+        with open(path, "w") as f:
+            f.write(str(value))
 
     def enter(self):
         if self.path:
-            with open(f"{self.path}/cgroup.procs", "w") as f:
-                f.write(str(os.getpid()))
+            self._write(f"{self.path}/cgroup.procs", os.getpid())
+
+    def _number(self, name, key=None):
+        try:
+            with open(f"{self.path}/{name}") as f:
+                text = f.read()
+            if key is None:
+                return int(text)
+            return next((int(line.split()[1]) for line in text.splitlines() if line.split()[0] == key), None)
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def peak_bytes(self):
+        """Page cache included. None where the kernel does not say."""
+        v1 = self.version() == 1
+        return self._number("memory.max_usage_in_bytes" if v1 else "memory.peak") if self.path else None
+
+    def out_of_memory(self):
+        """Whether the kernel killed something in here for memory."""
+        v1 = self.version() == 1
+        return bool(self.path and self._number("memory.oom_control" if v1 else "memory.events", "oom_kill"))
 
     def __exit__(self, *_):
-        if self.path:
-            os.rmdir(self.path)
+        path, self.path = self.path, None
+        if not path:
+            return
+        deadline = time.monotonic() + 5
+        while True:
+            try:
+                os.rmdir(path)
+                return
+            except OSError:  # something still runs in there, or the kernel is not done with what did
+                if time.monotonic() > deadline:
+                    raise
+            with open(f"{path}/cgroup.procs") as f:
+                for pid in f.read().split():
+                    try:
+                        os.kill(int(pid), signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
+            time.sleep(0.02)
 
 
 def drop_from_page_cache(path):
