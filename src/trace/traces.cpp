@@ -58,14 +58,14 @@ RouteTraceModel route_trace_model(const Json& model) {
     out.arch = text_in(model, "arch");
     out.experts = number_at(model, "experts", 0);
     out.used = number_at(model, "top_k", 0);
+    out.layers = number_at(model, "n_layer", 0);
     const auto layers = model.is_object() ? model.find("layers") : model.end();
     if (layers == model.end() || !layers->is_array()) return out;
     for (size_t i = 0; i < layers->size() && i < static_cast<size_t>(kMaxLayers); ++i) {
         const Measure layer = number_at(model, "layers", i);
         if (!layer.known()) continue;
-        out.sizes.push_back({layer.value(), number_at(model, "expert_bytes", i), Measure()});
-        if (!out.layers.known() || layer.value() >= out.layers.value())
-            out.layers = Measure::saturating_add(layer.value(), 1);
+        out.sizes.push_back(
+            {layer.value(), number_at(model, "record_bytes", i), number_at(model, "layer_dense_bytes", i)});
     }
     return out;
 }
