@@ -27,6 +27,8 @@ constexpr size_t kMaxArms = 64;
 constexpr size_t kMaxCells = 64;
 constexpr uint64_t kMaxRounds = 1000;
 constexpr size_t kMaxSamples = 4096;  // the bootstrap looks at each ten thousand times
+// Cores; the kernel's own threads, which work for the run, are counted too.
+constexpr double kOthersMayUse = 0.3;
 // Bytes of a name, of a sentence and of a command that are shown.
 constexpr size_t kMaxText = 300;
 constexpr size_t kMaxSentence = 1000;
@@ -263,8 +265,9 @@ Result<Sample> sample_from(const RaceResult& race, const Json& j) {
     if (s.error.empty() && !ended_well) s.error = "it did not end well";
     if (s.error.empty() && !s.decode) s.error = "no speed of decode was read";
     s.ok = s.error.empty();
-    if (const Json* load = member(j, "load"))
-        s.disturbed = member(*load, "quiet") != nullptr && !flag_in(*load, "quiet");
+    const Json* load = member(j, "load");
+    s.disturbed = (load != nullptr && member(*load, "quiet") != nullptr && !flag_in(*load, "quiet")) ||
+                  number_in(j, "other_cores").value_or(0) > kOthersMayUse;
     s.not_emptied = whole_in(j, "page_cache_left_bytes") != std::optional<uint64_t>(0);
     return s;
 }
@@ -423,11 +426,16 @@ void remark(RaceResult& race, const RaceCell& cell) {
     };
     drift("decode", cell.decode_drift);
     drift("prefill", cell.prefill_drift);
-    if (cell.disturbed > 0)
-        race.remarks.push_back(fmt::format("{}: {} runs began while others used the machine.", name, cell.disturbed));
+    size_t runs = 0;
+    for (const RaceEntry& e : cell.entries) runs += e.runs;
+    if (cell.disturbed > 0) {
+        race.remarks.push_back(
+            fmt::format("{}: others used the machine before or during {} of {} runs.", name, cell.disturbed, runs));
+    }
     if (cell.not_emptied > 0) {
-        race.remarks.push_back(fmt::format("{}: before {} runs the page cache was not known to be free of the model.",
-                                           name, cell.not_emptied));
+        race.remarks.push_back(
+            fmt::format("{}: before {} of {} runs the page cache was not known to be free of the model.", name,
+                        cell.not_emptied, runs));
     }
 }
 
@@ -552,8 +560,11 @@ Result<RaceResult> read_race(const std::string& path) {
     if (number == 0) return error(Code::corrupt, "{} is empty", path);
 
     if (!race.ended) race.remarks.emplace_back("The race is not complete: it was interrupted or still goes on.");
-    if (race.resumes > 0)
-        race.remarks.push_back(fmt::format("The race was interrupted and continued {} times.", race.resumes));
+    if (race.resumes > 0) {
+        race.remarks.push_back(race.resumes == 1
+                                   ? "The race was interrupted and continued."
+                                   : fmt::format("The race was interrupted and continued, {} times.", race.resumes));
+    }
     const std::string reference = reference_digest(race, samples);
     std::vector<std::vector<Runs>> runs(race.cells.size(), std::vector<Runs>(race.arms.size()));
     for (const Sample& s : samples) runs[s.cell][s.arm].push_back(&s);

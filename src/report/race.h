@@ -74,7 +74,7 @@ struct RaceCell {
     // middle run is in neither. Drift in decode discards the cell; drift in prefill alone discards prefill.
     std::optional<double> decode_drift, prefill_drift;
     std::vector<RaceEntry> entries;  // one per arm, in the order of the arms
-    size_t disturbed = 0;            // runs that began on a machine that did not get quiet
+    size_t disturbed = 0;            // runs before or during which others used the machine
     size_t not_emptied = 0;          // runs before which the page cache still held pages of the model, or may have
 };
 

@@ -228,6 +228,19 @@ TEST(Race, LeftOutArmsAreSaid) {
     EXPECT_NE(race_text(*race).find("| not run |"), std::string::npos);
 }
 
+TEST(Race, WhatMakesItWorthLessIsSaid) {
+    std::string text = file_text(race_path("few.jsonl"));
+    text = replaced(text, R"("quiet": true)", R"("quiet": false)");
+    text = replaced(text, R"("load_s": null)", R"("other_cores": 1.5, "load_s": null)");
+    text = replaced(text, R"("page_cache_left_bytes": 0)", R"("page_cache_left_bytes": 4096)");
+    text = replaced(text, R"({"kind": "end"})", "{\"kind\": \"resume\"}\n{\"kind\": \"end\"}");
+    const auto race = Written(text).read();
+    ASSERT_TRUE(race.ok());
+    EXPECT_TRUE(remarked(*race, "others used the machine before or during 1 of 4 runs"));  // one run, twice disturbed
+    EXPECT_TRUE(remarked(*race, "before 1 of 4 runs the page cache"));
+    EXPECT_TRUE(remarked(*race, "interrupted and continued."));
+}
+
 TEST(Race, HostileValuesMeanNothing) {
     const RaceResult race = golden("hostile.jsonl");
     const RaceEntry& ours = race.cells[0].entries[1];
