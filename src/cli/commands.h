@@ -36,6 +36,7 @@ int serve_command(std::vector<std::string> arguments);
 int bench_command(std::vector<std::string> arguments);
 int perplexity_command(std::vector<std::string> arguments);
 int inspect_command(std::vector<std::string> arguments);
+int doctor_command(std::vector<std::string> arguments);
 
 // One line "sluice: error: ..." on standard error.
 int fail(const Status& status, int code);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kWidth = 100;
 
-constexpr std::array<Command, 6> kCommands{{
+constexpr std::array<Command, 7> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
      "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
@@ -30,6 +30,12 @@ constexpr std::array<Command, 6> kCommands{{
      "the "
      "model caches of several sizes (or the one given) hold.",
      nullptr, inspect_command},
+    {"doctor", "[MODEL] [--json] [--no-probe]", "what is wrong with this machine for streaming, and what to change",
+     "Looks at processor, memory, kernel, limits and what else runs; with a model also at the file system and drive "
+     "under it, which it reads for a few seconds (at most about 256 MiB; --no-probe does not). Each finding says what "
+     "was found, what to change and what that gains. Changes nothing. The exit code is 0 if nothing is worse than a "
+     "note, else 1.",
+     nullptr, doctor_command},
 }};
 
 // A leading "-" must not be taken for a roff hyphen, nor a leading "." for a request.
@@ -126,7 +132,7 @@ std::string bash_completion() {
         "    case $prev in\n{}        -m|--model|-f|--file) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n "
         "   esac\n"
         "    case $cur in\n        -*) COMPREPLY=($(compgen -W \"--help -m --model -p -f -n -c -t -b -ub -fa --temp "
-        "--seed --top-k --port --host -np --chat --json "
+        "--seed --top-k --port --host -np --chat --json --no-probe "
         "{}\" -- \"$cur\")) ;;\n"
         "        *) COMPREPLY=($(compgen -f -- \"$cur\")) ;;\n    esac\n}}\ncomplete -o filenames -F _sluice sluice\n",
         names, words, flags);

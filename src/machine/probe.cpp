@@ -37,11 +37,12 @@ Nanos percentile(std::vector<Nanos>& sorted, double part) {
     return sorted[static_cast<size_t>(part * static_cast<double>(sorted.size() - 1) + 0.5)];
 }
 
-// The kernel drops whole pages only, and only clean ones.
+// The kernel keeps a file in folios of up to this size, and drops only whole ones.
+constexpr uint64_t kFolio = 2 * MiB;
+
 void drop_from_page_cache(const io::File& file, const Target& t) {
-    const uint64_t page = page_size();
-    const uint64_t begin = align_down(t.offset, page);
-    const uint64_t end = align_up(t.offset + std::min(t.bytes, kMostProbeRead), page);
+    const uint64_t begin = align_down(t.offset, kFolio);
+    const uint64_t end = align_up(t.offset + std::min(t.bytes, kMostProbeRead), kFolio);
     (void)posix_fadvise(file.fd(), static_cast<off_t>(begin), static_cast<off_t>(end - begin), POSIX_FADV_DONTNEED);
 }
 
@@ -114,7 +115,7 @@ Result<ProbeRun> run_reads(io::Engine& engine, const Clock& clock, const RunPlan
     const Nanos start = clock.now();
     const Nanos deadline = start + plan.time;
     const auto submit = [&](uint64_t lane) {
-        if (asked >= plan.bytes || !run.error.empty() || (plan.once && next >= plan.targets.size())) return;
+        if (asked >= plan.bytes || !run.error.empty() || next >= plan.targets.size()) return;
         const Nanos now = clock.now();
         if (now >= deadline) {
             run.out_of_time = true;
@@ -163,12 +164,16 @@ Result<ProbeRun> run_reads(io::Engine& engine, const Clock& clock, const RunPlan
 
 Probe measure(const ProbePlan& plan) {
     Probe probe;
-    if (plan.targets.empty()) {
-        probe.not_done = "the file is empty";
+    std::vector<uint64_t> sizes;
+    uint64_t all = 0;
+    for (const Target& t : plan.targets) {
+        sizes.push_back(std::min(t.bytes, kMostProbeRead));
+        all += sizes.back();
+    }
+    if (all < kLeastToProbe) {
+        probe.not_done = fmt::format("{} are too little to measure a drive by", human_bytes(all));
         return probe;
     }
-    std::vector<uint64_t> sizes;
-    for (const Target& t : plan.targets) sizes.push_back(std::min(t.bytes, kMostProbeRead));
     std::nth_element(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(sizes.size() / 2), sizes.end());
     probe.read_bytes = sizes[sizes.size() / 2];
 
@@ -194,7 +199,6 @@ Probe measure(const ProbePlan& plan) {
         RunPlan run_plan{.files = files->all,
                          .targets = plan.targets,
                          .first = first,
-                         .once = !direct,  // a second time it would be in memory
                          .lanes = lanes,
                          .bytes = plan.bytes_per_run,
                          .time = plan.time_per_run};

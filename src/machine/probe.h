@@ -1,7 +1,8 @@
 // Owns: a short measurement of how fast a model's own bytes come off its drive, through the read engines that streaming
 // uses.
 // Keeps: it begins no read once it has the bytes it was told to read, or its time is over; what was not measured says
-// why. Nothing is written. Of the page cache, only the pages about to be read buffered are dropped.
+// why. Nothing is written. Of the page cache, only what is about to be read buffered is dropped, with its
+// neighbours within 2 MiB.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +60,7 @@ struct Probe {
 
 struct ProbePlan {
     std::vector<std::string> paths;
-    std::vector<Target> targets;  // read in this order, from the start again if a run wants more
+    std::vector<Target> targets;  // read in this order; a run reads none twice, the next one begins where it ended
     uint64_t bytes_per_run = 64 * MiB;
     Nanos time_per_run = 5'000'000'000;
     io::EngineKind engine = io::EngineKind::automatic;
@@ -67,16 +68,15 @@ struct ProbePlan {
 };
 
 // Direct at 1, 4 and 8 reads in flight, then at 8 through the page cache, which was emptied of what is to be read.
-// Where a file cannot be read directly, only the last.
+// Where a file cannot be read directly, only the last. Nothing is measured on less than kLeastToProbe.
+inline constexpr uint64_t kLeastToProbe = 2 * MiB;
 Probe measure(const ProbePlan& plan);
 
-// One run on an engine with `lanes` lanes: reads targets[first], targets[first + 1], ... and so on. `once`: not again
-// from the start.
+// One run on an engine with `lanes` lanes: reads targets[first], targets[first + 1], ... around to the first again.
 struct RunPlan {
     std::span<const io::File* const> files;
     std::span<const Target> targets;
     size_t first = 0;
-    bool once = false;
     unsigned lanes = 1;
     uint64_t bytes = 0;
     Nanos time = 0;

@@ -82,7 +82,7 @@ check "sluice chat, one turn" "$sluice" chat -m "$model" -p "In the" -n 4 -st --
 
 # --- the program's own words
 check "sluice --version" grep -qF "llama.cpp v0.5.0" <("$sluice" --version)
-for command in run chat serve bench perplexity inspect; do
+for command in run chat serve bench perplexity inspect doctor; do
     "$sluice" $command --help >"$work/help" 2>&1 </dev/null || { echo "FAILED  sluice $command --help"; failures=$((failures + 1)); }
     check "sluice $command --help tells its usage" grep -qF "usage: sluice $command" "$work/help"
 done
@@ -90,6 +90,20 @@ check "help of run names every streaming option" grep -qF -- "--dense-weights" <
 check "help of run lists llama.cpp's options" grep -qF -- "--top-k" <("$sluice" run --help 2>&1)
 check "sluice inspect" grep -qF "one token" <("$sluice" inspect "$model")
 check "sluice inspect --json is JSON" python3 -c 'import json,sys; d=json.load(sys.stdin); assert d["experts"] > 0 and d["caches"], d' < <("$sluice" inspect "$model" --json)
+# What doctor finds depends on the machine: 0 and 1 are both an answer.
+doctor() {
+    local rc=0
+    "$sluice" doctor "$@" >"$work/doctor.txt" 2>"$work/doctor.err" </dev/null || rc=$?
+    [ $rc -le 1 ] && [ ! -s "$work/doctor.err" ]
+}
+check "sluice doctor, quiet in a pipe" doctor "$model"
+check "it measures the model's drive" grep -q "drive-speed: reads of" "$work/doctor.txt"
+check "sluice doctor without a model" doctor
+check "it says what it did not look at" grep -q "not checked  direct-io: no file was named" "$work/doctor.txt"
+check "sluice doctor --json" doctor --json "$model"
+check "it is JSON" python3 -c 'import json,sys; d=json.load(sys.stdin); assert d["probe"]["runs"] and d["model"]["token_cycle_bytes"] > 0 and all(f["found"] for f in d["findings"]), d' <"$work/doctor.txt"
+check "sluice doctor on 60 columns" env -C "$(dirname "$model")" COLUMNS=60 bash -c '[ "$("$0" doctor --no-probe "$1" | tee "$2" | wc -L)" -le 60 ] && grep -q "no-probe was given" "$2"' "$sluice" "$(basename "$model")" "$work/doctor.txt"
+check "sluice doctor on a full disk" bash -c '"$0" doctor --no-probe 2>&1 >/dev/full | grep -q "closed or full"' "$sluice"
 check "the option reference is up to date" diff <("$sluice" --options-markdown) "$(dirname "$0")/../../docs/options.md"
 
 # --- everything that cannot be is refused in words
@@ -100,6 +114,13 @@ for f in text short empty; do
     fails_saying "run refuses $f.gguf" 1 "$work/$f.gguf" "$sluice" run -m "$work/$f.gguf" -p x
     fails_saying "inspect refuses $f.gguf" 1 "$work/$f.gguf" "$sluice" inspect "$work/$f.gguf"
 done
+for f in text short empty; do
+    check "doctor looks at the drive under $f.gguf" doctor "$work/$f.gguf"
+    check "and says that it is no model" grep -q "none to stream: .*$f.gguf" <(tr -s '\n ' ' ' <"$work/doctor.txt")
+done
+fails_saying "doctor with a wrong argument" 2 "--frobnicate" "$sluice" doctor "$model" --frobnicate
+fails_saying "doctor with two models" 2 "$model" "$sluice" doctor "$model" "$model"
+fails_saying "doctor with a missing model" 1 "$work/none.gguf" "$sluice" doctor "$work/none.gguf"
 fails_saying "a missing model" 1 "$work/none.gguf" "$sluice" run -m "$work/none.gguf" -p x
 fails_saying "a directory as model" 1 "$work" "$sluice" run -m "$work" -p x
 fails_saying "no model at all" 2 "-m" "$sluice" run -p x
