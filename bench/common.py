@@ -37,6 +37,13 @@ class Cgroup:
                 self._write(f"{base}/cgroup.subtree_control", "+memory")
             except OSError:
                 pass
+        for name in os.listdir(base):  # what killed benchmarks have left
+            pid = name.removeprefix("sluice-bench-")
+            if pid != name and (pid == str(os.getpid()) or not os.path.exists(f"/proc/{pid}")):
+                try:
+                    os.rmdir(f"{base}/{name}")
+                except OSError:
+                    pass
         path = f"{base}/sluice-bench-{os.getpid()}"
         os.mkdir(path)
         self.path = path

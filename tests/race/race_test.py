@@ -156,6 +156,15 @@ class Running(Case):
                                 more='env = { MINE = "2" }\n[output]\nfrom = "stdout"')], rounds=1)
         self.assertEqual(self.samples()[0]["output_digest"], hashlib.sha256(b"12").hexdigest())
 
+    def test_a_forced_arm_gets_the_text_it_has_to_write(self):
+        with open(self.path("text"), "w") as f:
+            f.write("and so on")
+        self.race([self.arm("a", f"cat {{continuation_file}}; echo {SPEED} >&2",
+                            more='forced = true\n[output]\nfrom = "stdout"')],
+                  "--continuation", self.path("text"), rounds=1)
+        self.assertEqual(self.samples()[0]["output_digest"], hashlib.sha256(b"and so on").hexdigest())
+        self.assertTrue(self.lines()[0]["arms"][0]["forced"])
+
     def test_an_arm_may_change_its_cache_and_nothing_that_all_share(self):
         a = self.arm("a", f"echo {{cache_mb}}; echo {SPEED} >&2", more='[output]\nfrom = "stdout"')
         self.race([a, a + ":cache_mb=500"], "--cache-mb", "300", rounds=1)
@@ -319,6 +328,18 @@ class Cells(Case):
         self.assertGreater(by["100%", "small"]["peak_bytes"], 0)
         self.assertEqual(by["100%", "large"]["error"], "out of memory in its cell")
         self.assertGreater(by["none", "large"]["peak_bytes"], 200 * race.MIB)
+
+    @unittest.skipUnless(can_make_cells(), "nobody may make a memory cgroup here")
+    def test_what_a_killed_race_left_is_cleaned_up(self):
+        base = race.Cgroup.V1 if race.Cgroup.version() == 1 else "/sys/fs/cgroup"
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        left = f"{base}/sluice-bench-{gone.pid}"
+        os.mkdir(left)
+        with race.Cgroup(64 * race.MIB) as group:
+            self.assertFalse(os.path.exists(left))
+            self.assertTrue(os.path.exists(group.path))
+        self.assertIsNone(group.path)
 
     def test_an_arm_that_cannot_fit_is_left_out_and_said(self):
         arms = [self.arm("a"), self.arm("big", more="min_ram = 1.1")]
