@@ -15,7 +15,7 @@ class Cgroup:
     With always=True there is a group also without a limit, for its peak.
     """
 
-    V1 = "/sys/fs/cgroup/memory"
+    ROOT = "/sys/fs/cgroup"
 
     def __init__(self, limit, always=False):
         self.limit, self.always, self.path = limit, always, None
@@ -23,15 +23,15 @@ class Cgroup:
     @classmethod
     def version(cls):
         """1 or 2, or None where no cgroups are mounted."""
-        if os.path.isdir(cls.V1):
+        if os.path.isdir(cls.ROOT + "/memory"):
             return 1
-        return 2 if os.path.exists("/sys/fs/cgroup/cgroup.controllers") else None
+        return 2 if os.path.exists(cls.ROOT + "/cgroup.controllers") else None
 
     def __enter__(self):
         if self.limit is None and not self.always:
             return self
         v1 = self.version() == 1
-        base = self.V1 if v1 else "/sys/fs/cgroup"
+        base = self.ROOT + "/memory" if v1 else self.ROOT
         if not v1:  # without the controller in the parent a group has no memory files
             try:
                 self._write(f"{base}/cgroup.subtree_control", "+memory")

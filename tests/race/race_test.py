@@ -331,7 +331,7 @@ class Cells(Case):
 
     @unittest.skipUnless(can_make_cells(), "nobody may make a memory cgroup here")
     def test_what_a_killed_race_left_is_cleaned_up(self):
-        base = race.Cgroup.V1 if race.Cgroup.version() == 1 else "/sys/fs/cgroup"
+        base = race.Cgroup.ROOT + ("/memory" if race.Cgroup.version() == 1 else "")
         gone = subprocess.Popen(["true"])
         gone.wait()
         left = f"{base}/sluice-bench-{gone.pid}"
@@ -340,6 +340,27 @@ class Cells(Case):
             self.assertFalse(os.path.exists(left))
             self.assertTrue(os.path.exists(group.path))
         self.assertIsNone(group.path)
+
+    def test_the_files_of_version_2(self):
+        """In an imitation of its directory: the machine that runs this may have the other version."""
+        def text(name):
+            return race.read_text(os.path.join(group.path, name))
+        with open(self.path("cgroup.controllers"), "w") as f:
+            f.write("memory")
+        with mock.patch.object(race.Cgroup, "ROOT", self.dir):
+            self.assertEqual(race.Cgroup.version(), 2)
+            with race.Cgroup(4096) as group:
+                self.assertEqual(race.read_text(self.path("cgroup.subtree_control")), "+memory")
+                self.assertEqual((text("memory.max"), text("memory.swap.max")), ("4096", "0"))
+                group.enter()
+                self.assertEqual(text("cgroup.procs"), str(os.getpid()))
+                self.assertEqual((group.peak_bytes(), group.out_of_memory()), (None, False))
+                for name, content in (("memory.peak", "123"), ("memory.events", "max 4\noom 1\noom_kill 1\n")):
+                    with open(os.path.join(group.path, name), "w") as f:
+                        f.write(content)
+                self.assertEqual((group.peak_bytes(), group.out_of_memory()), (123, True))
+                for name in os.listdir(group.path):  # the kernel's files go with their directory, these do not
+                    os.unlink(os.path.join(group.path, name))
 
     def test_an_arm_that_cannot_fit_is_left_out_and_said(self):
         arms = [self.arm("a"), self.arm("big", more="min_ram = 1.1")]
