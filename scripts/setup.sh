@@ -35,7 +35,7 @@ ECHARTS_SHA512='q0yaFPggC9FUdsWH4blavRWFmxdrIodbkoKNAjJudAI6CA9gNPxHtV2RcZNEepZV
 # "package" or "package=command": where the command runs, it does not matter which package it came from.
 PACKAGES=(build-essential cmake=cmake ninja-build=ninja pkg-config=pkg-config git=git nodejs=node npm=npm ca-certificates
           libssl-dev                                                        # llama.cpp: https in llama-server
-          libfmt-dev liburing-dev nlohmann-json3-dev libcli11-dev libgtest-dev python3=python3)   # python3: tests only
+          libfmt-dev liburing-dev libxxhash-dev nlohmann-json3-dev libcli11-dev libgtest-dev python3=python3)   # python3: tests only
 TEST_PACKAGES=(valgrind=valgrind libbenchmark-dev chromium=chromium)        # make check: bench/micro, reports in a browser
 DEV_PACKAGES=(clang clang-format clang-tidy shellcheck)                     # make tidy, make format, fuzzing
 

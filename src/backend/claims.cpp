@@ -23,6 +23,11 @@ constexpr std::array<std::string_view, 12> kBlockNodes{
 // Begins like the last of them, but belongs to the router.
 constexpr std::string_view kRouterWeights = "ffn_moe_weights";
 
+// Nobody named it: ggml numbers such nodes when it builds the graph.
+bool is_unnamed(std::string_view name) {
+    return name.empty() || name.starts_with("node_");
+}
+
 bool is_block_name(std::string_view name) {
     if (name.starts_with(kRouterWeights)) return false;
     return std::any_of(kBlockNodes.begin(), kBlockNodes.end(),
@@ -47,7 +52,7 @@ bool is_ours(const ggml_tensor* node, bool (*on_us)(const ggml_tensor*)) {
         if (src != nullptr && on_us(src)) return false;
     }
     const bool claimed =
-        is_block_name(node->name) || (node->op == GGML_OP_ADD && node->name[0] == '\0' && is_sum_of_ranks(node, 0));
+        is_block_name(node->name) || (node->op == GGML_OP_ADD && is_unnamed(node->name) && is_sum_of_ranks(node, 0));
     return claimed && ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), node);
 }
 

@@ -2,6 +2,7 @@
 
 #include <ggml-backend-impl.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -54,8 +55,25 @@ ggml_threadpool_t lent_to(ggml_backend_t cpu) {
     return it == g_lent.end() ? nullptr : it->second;
 }
 
+// What every CPU backend computes graphs with; all instances share it.
+using Compute = ggml_status (*)(ggml_backend_t, ggml_cgraph*);
+std::atomic<HostCompute> g_host_compute{nullptr};
+std::atomic<Compute> g_compute{nullptr};
+
+ggml_status watched_compute(ggml_backend_t cpu, ggml_cgraph* graph) {
+    return g_host_compute.load(std::memory_order_relaxed)(cpu, graph, g_compute.load(std::memory_order_relaxed));
+}
+
+void watch(ggml_backend_t cpu) {
+    if (g_host_compute.load(std::memory_order_relaxed) == nullptr || cpu->iface.graph_compute == watched_compute)
+        return;
+    g_compute = cpu->iface.graph_compute;
+    cpu->iface.graph_compute = watched_compute;
+}
+
 void set_threadpool(ggml_backend_t cpu, ggml_threadpool_t pool) {
     t_attached = {cpu, pool};
+    watch(cpu);
     // Taking a lent pool away before every graph would put its threads to sleep each time.
     if (pool == nullptr && lent_to(cpu) != nullptr) return;
     g_set_pool(cpu, pool);
@@ -116,6 +134,10 @@ void note_weight(const std::string& name, bool to_extra) {
 
 bool choosing_with_extra() {
     return t_tracker.asked_for_extra;
+}
+
+void watch_host_compute(HostCompute hook) {
+    g_host_compute = hook;
 }
 
 AttachedPool attached_pool() {

@@ -7,6 +7,8 @@
 //   3. "ggml_backend_cpu_set_threadpool" is watched: Sluice computes on the context's own threads instead of a second
 //      pool that would fight it for cores.
 //   4. the CPU device's buffer_from_host_ptr is wrapped: it is where dense weights get their memory.
+//   5. where a run is recorded, a context's CPU backend is watched while it computes: it tells what attention and dense
+//      layers cost.
 // Keeps: every call is passed on to the original; installing twice changes nothing.
 #pragma once
 
@@ -49,6 +51,12 @@ struct AttachedPool {
     ggml_threadpool_t pool = nullptr;
 };
 AttachedPool attached_pool();
+// Called instead of a context's CPU backend computing a graph of its own; `compute` does it. Set once something is
+// recorded; contexts that exist by then are watched from their next graph on.
+using HostCompute = ggml_status (*)(ggml_backend_t cpu, ggml_cgraph* graph,
+                                    ggml_status (*compute)(ggml_backend_t, ggml_cgraph*));
+void watch_host_compute(HostCompute hook);
+
 // Lends a pool to a context's CPU backend that has none of its own; nullptr ends it.
 void lend_pool(ggml_backend_t cpu, ggml_threadpool_t pool);
 

@@ -15,8 +15,11 @@
 #include "backend/load_error.h"
 #include "backend/mapping.h"
 #include "backend/model_state.h"
+#include "backend/recording.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "exec/moe_executor.h"
+#include "exec/node_trace.h"
 
 namespace sluice::backend {
 namespace {
@@ -53,6 +56,7 @@ Status config_error() {
 }
 
 void keep_counts(ModelState& model);
+ggml_status host_compute(ggml_backend_t cpu, ggml_cgraph* graph, exec::GraphCompute compute);
 
 // The model that a file belongs to, or why it has no experts to stream.
 struct Found {
@@ -83,6 +87,8 @@ Result<Found> model_of(const std::string& path, bool repack) {
     auto model = ModelState::open(std::move(*index), std::move(*geometry), g.config, repack);
     if (!model.ok()) return model.status();
     (*model)->on_end = keep_counts;
+    (*model)->runtime().number = record_model(**model);
+    if (recorder() != nullptr) watch_host_compute(host_compute);
     known = *model;
     return Found{std::move(*model), {}};
 }
@@ -248,7 +254,49 @@ struct Context {
     ggml_threadpool_t own_pool = nullptr;  // only while the context has attached none
     int own_pool_threads = 0;
     ggml_backend_t lent_to = nullptr;
+    // What its graphs are counted in: the host's pass where it gave one, else one of its own, of which each graph makes
+    // a row.
+    std::shared_ptr<trace::Pass> own_pass;
+    std::shared_ptr<trace::Pass> pass;
 };
+
+// The pass of the graph that this thread is computing.
+thread_local std::shared_ptr<trace::Pass> t_pass;
+// The layer that its traced nodes have reached.
+thread_local int32_t t_layer = -1;
+
+// The row of a graph that is over ends with its last split.
+void finish_row(Context& c) {
+    trace::Recorder* r = recorder();
+    if (!c.own_pass->ledger.running()) return;
+    c.own_pass->ledger.stop_at_mark();
+    if (r != nullptr) r->commit(*c.own_pass, {.phase = c.own_pass->phase, .output_tokens = {}, .text = {}});
+}
+
+// A graph is about to be computed.
+void begin_graph(Context& c) {
+    finish_row(c);
+    c.pass = given_pass() != nullptr ? given_pass() : c.own_pass;
+    c.pass->stage = trace::Pass::Stage::before_last_block;
+    t_pass = c.pass;
+    t_layer = -1;
+    trace::Recorder* r = recorder();
+    if (c.pass != c.own_pass || r == nullptr) return;
+    r->prepare(*c.own_pass);
+    c.own_pass->ledger.start();
+}
+
+// The CPU backend's share of a recorded graph: attention, routers, dense layers, output.
+ggml_status host_compute(ggml_backend_t cpu, ggml_cgraph* graph, exec::GraphCompute compute) {
+    trace::Pass* pass = t_pass.get();
+    if (pass == nullptr || !pass->ledger.running()) return compute(cpu, graph);
+    const trace::During dense(pass->ledger, trace::Part::dense);
+    const bool traced = pass->wants.nodes || pass->wants.node_layers;
+    const ggml_status status =
+        traced ? exec::compute_traced(cpu, compute, graph, *pass, false, t_layer) : compute(cpu, graph);
+    if (pass->stage == trace::Pass::Stage::after_last_block) pass->stage = trace::Pass::Stage::output_computed;
+    return status;
+}
 
 template <typename F>
 F cpu_function(const char* name) {
@@ -272,6 +320,8 @@ void drop_own_pool(Context& c) {
 
 void backend_free(ggml_backend_t b) {
     auto* c = static_cast<Context*>(b->context);
+    finish_row(*c);
+    if (t_pass == c->pass) t_pass = nullptr;
     c->executor.reset();
     drop_own_pool(*c);
     ggml_backend_free(c->cpu);
@@ -281,7 +331,7 @@ void backend_free(ggml_backend_t b) {
 
 ggml_status backend_compute(ggml_backend_t b, ggml_cgraph* graph) {
     auto* c = static_cast<Context*>(b->context);
-    const ggml_status status = c->executor->compute(graph);
+    const ggml_status status = c->executor->compute(graph, *c->pass);
     if (status == GGML_STATUS_FAILED || global().has_compute_error.load()) {
         const std::lock_guard<std::mutex> lock(global().mutex);
         global().compute_error = c->executor->last_error().message();
@@ -295,6 +345,7 @@ ggml_status backend_compute(ggml_backend_t b, ggml_cgraph* graph) {
 // each other on the same cores.
 void backend_set_n_threads(ggml_backend_t b, int n) {
     auto* c = static_cast<Context*>(b->context);
+    begin_graph(*c);
     if (n != c->n_threads) {
         c->n_threads = n;
         if (const auto set = cpu_function<ggml_backend_set_n_threads_t>("ggml_backend_set_n_threads")) set(c->cpu, n);
@@ -319,6 +370,13 @@ void backend_set_n_threads(ggml_backend_t b, int n) {
     }
     c->lent_to = attached.cpu;
     lend_pool(attached.cpu, c->own_pool);
+}
+
+// Called after a graph, when somebody wants its results, but also within one: only a graph that has computed its output
+// is over. Its row need not wait for the next graph then.
+void backend_synchronize(ggml_backend_t b) {
+    auto* c = static_cast<Context*>(b->context);
+    if (c->own_pass->stage == trace::Pass::Stage::output_computed) finish_row(*c);
 }
 
 void backend_set_abort_callback(ggml_backend_t b, ggml_abort_callback callback, void* data) {
@@ -348,10 +406,13 @@ ggml_backend_t init_backend(ggml_backend_dev_t, const char*) {
     auto* context = new Context();
     context->cpu = cpu;
     context->executor = std::make_unique<exec::MoeExecutor>(cpu, weight_of);
+    context->own_pass = std::make_shared<trace::Pass>(SystemClock::instance(), 0);
+    context->pass = context->own_pass;
     ggml_backend_i i{};
     i.get_name = backend_name;
     i.free = backend_free;
     i.graph_compute = backend_compute;
+    i.synchronize = backend_synchronize;
     return new ggml_backend{backend_guid(), i, inner_device(), context};
 }
 

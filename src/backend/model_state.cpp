@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "backend/cpu_hooks.h"
+#include "backend/recording.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -227,6 +228,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     const cache::Layout& layout = (*fetcher)->layout();
     runtime_.counters.cache_bytes = layout.arena_bytes;
     runtime_.counters.slots = (*fetcher)->cache().n_slots();
+    record_cache(runtime_.number, layout.arena_bytes, (*fetcher)->cache().n_slots(), store_->n_records(), why);
     log(LogLevel::info, "expert cache {} for {} of {} experts ({}); a token needs {} of expert weights",
         human_bytes(layout.arena_bytes), (*fetcher)->cache().n_slots(), store_->n_records(), why,
         human_bytes(geometry_.cycle_bytes));

@@ -34,6 +34,10 @@ class ModelState {
     [[nodiscard]] exec::ModelRuntime& runtime() { return runtime_; }
 
     [[nodiscard]] const Config& config() const { return config_; }
+    [[nodiscard]] bool repack() const { return repack_; }
+    [[nodiscard]] const char* engine_name() const { return engine_->name(); }
+    // Whether every file of experts is read past the page cache.
+    [[nodiscard]] bool reads_directly() const { return store_->direct(); }
     // Called when the last buffer of the model is freed, for what should outlive it.
     void (*on_end)(ModelState& model) = nullptr;
     // Reads a stretch of one of the model's files now, as io::read_exact does. Thread-safe: it waits for its turn with

@@ -4,6 +4,8 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <iterator>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/text.h"
@@ -27,17 +29,7 @@ Status set_cache(Config& config, std::string_view text) {
     return {};
 }
 
-Status set_io_threads(Config& config, std::string_view text) {
-    unsigned n = 0;
-    const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), n);
-    if (ec != std::errc() || end != text.data() + text.size() || n < 1 || n > 64) {
-        return bad_value(text, "a number from 1 to 64");
-    }
-    config.io_threads = n;
-    return {};
-}
-
-// Words for an enum, in one place for parsing and messages.
+// Words for an enum, in one place for parsing, messages and showing.
 template <typename E>
 struct Word {
     const char* text;
@@ -58,56 +50,140 @@ Status set_word(E& field, std::string_view text, const std::array<Word<E>, N>& w
     return bad_value(text, wanted.c_str());
 }
 
-Status set_engine(Config& config, std::string_view text) {
-    return set_word(config.io_engine, text,
-                    std::array<Word<IoEngine>, 3>{
-                        {{"auto", IoEngine::automatic}, {"io_uring", IoEngine::io_uring}, {"pread", IoEngine::pread}}});
+template <typename E, size_t N>
+std::string get_word(E value, const std::array<Word<E>, N>& words) {
+    for (const Word<E>& w : words) {
+        if (w.value == value) return w.text;
+    }
+    return "";
 }
+
+constexpr std::array<Word<IoEngine>, 3> kEngines{
+    {{"auto", IoEngine::automatic}, {"io_uring", IoEngine::io_uring}, {"pread", IoEngine::pread}}};
+constexpr std::array<Word<DenseWeights>, 3> kDense{
+    {{"anon", DenseWeights::anon}, {"warm", DenseWeights::warm}, {"mmap", DenseWeights::mmap}}};
+constexpr std::array<Word<Verbosity>, 4> kVerbosities{
+    {{"error", Verbosity::error}, {"warn", Verbosity::warn}, {"info", Verbosity::info}, {"debug", Verbosity::debug}}};
+// "1" and "0" first: they are what a switch shows.
+constexpr std::array<Word<bool>, 4> kSwitch{{{"1", true}, {"0", false}, {"on", true}, {"off", false}}};
 
 Status set_no_odirect(Config& config, std::string_view text) {
     bool off = false;
-    Status s =
-        set_word(off, text, std::array<Word<bool>, 4>{{{"1", true}, {"0", false}, {"on", true}, {"off", false}}});
+    Status s = set_word(off, text, kSwitch);
     config.direct_io = !off;
     return s;
 }
 
-Status set_dense(Config& config, std::string_view text) {
-    return set_word(config.dense_weights, text,
-                    std::array<Word<DenseWeights>, 3>{
-                        {{"anon", DenseWeights::anon}, {"warm", DenseWeights::warm}, {"mmap", DenseWeights::mmap}}});
+template <typename N>
+Status set_number(N& field, std::string_view text, N least, N most, const char* wanted) {
+    N n = 0;
+    const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), n);
+    if (ec != std::errc() || end != text.data() + text.size() || n < least || n > most) return bad_value(text, wanted);
+    field = n;
+    return {};
 }
 
-Status set_verbosity(Config& config, std::string_view text) {
-    return set_word(config.verbosity, text,
-                    std::array<Word<Verbosity>, 4>{{{"error", Verbosity::error},
-                                                    {"warn", Verbosity::warn},
-                                                    {"info", Verbosity::info},
-                                                    {"debug", Verbosity::debug}}});
+// Fields whose text is their value.
+template <std::string Config::*field>
+Status set_path(Config& config, std::string_view text) {
+    if (text.empty()) return bad_value(text, "the name of a file");
+    config.*field = text;
+    return {};
+}
+template <std::string Config::*field>
+std::string get_path(const Config& config) {
+    return config.*field;
 }
 
-constexpr std::array<Option, 6> kOptions{{
+std::string get_cache(const Config& c) {
+    if (!c.cache_bytes) return "auto";
+    return *c.cache_bytes % MiB == 0 ? fmt::format("{}", *c.cache_bytes / MiB)
+                                     : fmt::format("{}", to_mib(*c.cache_bytes));
+}
+
+constexpr Option kOptions[] = {
     {"--cache-mb", "SLUICE_CACHE_MB", "N|auto", "auto",
      "Memory for experts, in MiB (decimals and the suffixes K, M and G are understood). At least one expert must fit; "
      "more means fewer reads. auto takes what is free when the first token runs, less a reserve, and at most what all "
      "experts need.",
-     set_cache},
+     set_cache, get_cache},
     {"--io-threads", "SLUICE_IO_THREADS", "N", "8",
      "Reads in flight at the drive, 1 to 64: depth of the io_uring ring, or threads of the pread pool.",
-     set_io_threads},
+     [](Config& c, std::string_view t) { return set_number(c.io_threads, t, 1U, 64U, "a number from 1 to 64"); },
+     [](const Config& c) { return fmt::format("{}", c.io_threads); }},
     {"--io-engine", "SLUICE_IO_ENGINE", "auto|io_uring|pread", "auto",
      "How reads reach the kernel. auto prefers io_uring and falls back to a pool of threads where the kernel refuses "
      "it.",
-     set_engine},
+     [](Config& c, std::string_view t) { return set_word(c.io_engine, t, kEngines); },
+     [](const Config& c) { return get_word(c.io_engine, kEngines); }},
     {"--no-odirect", "SLUICE_NO_ODIRECT", nullptr, "off",
-     "Read experts through the page cache instead of directly from the drive.", set_no_odirect},
+     "Read experts through the page cache instead of directly from the drive.", set_no_odirect,
+     [](const Config& c) { return get_word(!c.direct_io, kSwitch); }},
     {"--dense-weights", "SLUICE_DENSE_WEIGHTS", "anon|warm|mmap", "anon",
      "Where the always-needed weights live. anon: read once into memory of our own, which memory pressure cannot drop. "
      "warm: page cache, read ahead at load. mmap: page cache, read when touched.",
-     set_dense},
+     [](Config& c, std::string_view t) { return set_word(c.dense_weights, t, kDense); },
+     [](const Config& c) { return get_word(c.dense_weights, kDense); }},
+    {"--record", "SLUICE_RECORD", "FILE", "none",
+     "Write the run record: one JSON line per token, with where its time and bytes went. sluice report makes a page of "
+     "it.",
+     set_path<&Config::record>, get_path<&Config::record>},
+    {"--csv", "SLUICE_CSV", "FILE", "none", "The same as a table, for a spreadsheet.", set_path<&Config::csv>,
+     get_path<&Config::csv>},
+    {"--route-trace", "SLUICE_ROUTE_TRACE", "FILE", "none",
+     "Write every choice of every router: layer, rank, expert, weight, and whether it was resident.",
+     set_path<&Config::route_trace>, get_path<&Config::route_trace>},
+    {"--io-trace", "SLUICE_IO_TRACE", "FILE", "none",
+     "Write every read of an expert with its offset, size and latency.", set_path<&Config::io_trace>,
+     get_path<&Config::io_trace>},
+    {"--compute-trace", "SLUICE_COMPUTE_TRACE", "FILE", "none",
+     "Write the time of every node of the graph. Tells router and shared experts from the rest in all outputs. The run "
+     "is slower for it.",
+     set_path<&Config::compute_trace>, get_path<&Config::compute_trace>},
+    {"--compute-trace-layers", "SLUICE_COMPUTE_TRACE_LAYERS", "FILE", "none",
+     "Write the time of every layer, with less disturbance.", set_path<&Config::compute_trace_layers>,
+     get_path<&Config::compute_trace_layers>},
+    {"--token-trace", "SLUICE_TOKEN_TRACE", "FILE", "none",
+     "Write one token's reads, computes and waits for the Perfetto trace viewer (or chrome://tracing).",
+     set_path<&Config::token_trace>, get_path<&Config::token_trace>},
+    {"--token-trace-at", "SLUICE_TOKEN_TRACE_AT", "N", "8", "Which generated token that is, counted from 0.",
+     [](Config& c, std::string_view t) {
+         return set_number(c.token_trace_at, t, uint64_t{0}, uint64_t{1} << 32U, "a number from 0");
+     },
+     [](const Config& c) { return fmt::format("{}", c.token_trace_at); }},
+    {"--progress", "SLUICE_PROGRESS", nullptr, "off",
+     "Print one line of JSON per token on standard output instead of the text, for a program that reads it.",
+     [](Config& c, std::string_view t) { return set_word(c.progress, t, kSwitch); },
+     [](const Config& c) { return get_word(c.progress, kSwitch); }, Where::run_only},
+    {"--live", "SLUICE_LIVE", nullptr, "off",
+     "Show speed, where the time goes, the cache by layer and the drive on the terminal while running. Shows nothing "
+     "where standard error is no terminal.",
+     [](Config& c, std::string_view t) { return set_word(c.live, t, kSwitch); },
+     [](const Config& c) { return get_word(c.live, kSwitch); }, Where::run_only},
+    {"--metrics-port", "SLUICE_METRICS_PORT", "N", "none",
+     "Serve Prometheus metrics of the streaming at http://127.0.0.1:N/metrics. The server's own metrics are on its own "
+     "port (--metrics).",
+     [](Config& c, std::string_view t) {
+         return set_number(c.metrics_port, t, uint16_t{1}, uint16_t{65535}, "a port from 1 to 65535");
+     },
+     [](const Config& c) { return c.metrics_port == 0 ? "" : fmt::format("{}", c.metrics_port); }, Where::serve_only},
     {"--sluice-log", "SLUICE_LOG", "error|warn|info|debug", "info", "How much Sluice says on standard error.",
-     set_verbosity},
-}};
+     [](Config& c, std::string_view t) { return set_word(c.verbosity, t, kVerbosities); },
+     [](const Config& c) { return get_word(c.verbosity, kVerbosities); }},
+};
+
+constexpr std::string Config::*kOutputFiles[] = {&Config::record,        &Config::csv,
+                                                 &Config::route_trace,   &Config::io_trace,
+                                                 &Config::compute_trace, &Config::compute_trace_layers,
+                                                 &Config::token_trace};
+
+const char* where_it_works(Where where) {
+    return where == Where::run_only ? "sluice run" : "sluice serve";
+}
+
+Status no_effect(const std::string& name, Where where) {
+    return error(Code::invalid_argument, "{} has no effect here: it is for {}", name, where_it_works(where));
+}
 
 // Variables that belong to the set-up and the build, and are not options of a run.
 constexpr std::array<const char*, 5> kOtherVariables{"SLUICE_CACHE_DIR", "SLUICE_LLAMA_CPP_SOURCE", "SLUICE_JOBS",
@@ -127,12 +203,18 @@ bool takes_free_text(std::string_view flag) {
     return std::find(kFreeText.begin(), kFreeText.end(), flag) != kFreeText.end();
 }
 
-const Option* find_option(std::string_view flag) {
-    const auto it = std::find_if(kOptions.begin(), kOptions.end(), [&](const Option& o) { return flag == o.flag; });
-    return it == kOptions.end() ? nullptr : &*it;
+bool works_in(Where where, Place place) {
+    return where == Where::everywhere || (where == Where::run_only && place == Place::run) ||
+           (where == Where::serve_only && place == Place::serve);
 }
 
-Status take_options(Config& config, std::vector<std::string>& arguments, TakenOptions* taken) {
+const Option* find_option(std::string_view flag) {
+    const auto* it =
+        std::find_if(std::begin(kOptions), std::end(kOptions), [&](const Option& o) { return flag == o.flag; });
+    return it == std::end(kOptions) ? nullptr : it;
+}
+
+Status take_options(Config& config, std::vector<std::string>& arguments, Place place, TakenOptions* taken) {
     std::vector<std::string> rest;
     for (size_t i = 0; i < arguments.size(); ++i) {
         if (arguments[i] == "--") {
@@ -151,6 +233,7 @@ Status take_options(Config& config, std::vector<std::string>& arguments, TakenOp
             rest.push_back(arguments[i]);
             continue;
         }
+        if (!works_in(option->where, place)) return no_effect(flag, option->where);
         std::string value = "1";
         if (option->value_name == nullptr) {
             if (equals != std::string::npos) {
@@ -170,7 +253,7 @@ Status take_options(Config& config, std::vector<std::string>& arguments, TakenOp
     return {};
 }
 
-Status read_environment(Config& config, const char* const* environment) {
+Status read_environment(Config& config, const char* const* environment, Place place) {
     for (; environment != nullptr && *environment != nullptr; ++environment) {
         const std::string_view entry = *environment;
         if (!entry.starts_with("SLUICE_")) continue;
@@ -179,11 +262,12 @@ Status read_environment(Config& config, const char* const* environment) {
         const std::string_view value = equals == std::string_view::npos ? "" : entry.substr(equals + 1);
         if (std::any_of(kOtherVariables.begin(), kOtherVariables.end(), [&](const char* v) { return name == v; }))
             continue;
-        const auto it =
-            std::find_if(kOptions.begin(), kOptions.end(), [&](const Option& o) { return name == o.variable; });
-        if (it == kOptions.end()) {
+        const auto* it =
+            std::find_if(std::begin(kOptions), std::end(kOptions), [&](const Option& o) { return name == o.variable; });
+        if (it == std::end(kOptions)) {
             return error(Code::invalid_argument, "there is no option {} (sluice run --help lists them all)", name);
         }
+        if (!works_in(it->where, place)) return no_effect(name, it->where);
         if (Status s = it->set(config, value); !s.ok()) return s.within(name);
     }
     return {};
@@ -196,13 +280,44 @@ Status validate(const Config& config) {
     if (config.cache_bytes && *config.cache_bytes == 0) {
         return error(Code::invalid_argument, "cache_bytes is 0, but at least one expert must fit");
     }
+    // Two outputs in one file would overwrite each other.
+    std::vector<const std::string*> files;
+    for (const std::string Config::*f : kOutputFiles) {
+        const std::string& path = config.*f;
+        if (path.empty()) continue;
+        for (const std::string* other : files) {
+            if (*other == path) return error(Code::invalid_argument, "two outputs are to be written to {}", path);
+        }
+        files.push_back(&path);
+    }
+    if (config.token_trace.empty() && config.token_trace_at != Config().token_trace_at) {
+        return error(Code::invalid_argument, "--token-trace-at has no effect without --token-trace");
+    }
+    if (config.progress && config.live) {
+        return error(Code::invalid_argument, "--progress and --live both want the terminal: take one of them");
+    }
     return {};
 }
 
-std::string options_help(size_t width) {
+Status check_place(const Config& config, Place place) {
+    const Config defaults;
+    for (const Option& o : kOptions) {
+        if (!works_in(o.where, place) && o.get(config) != o.get(defaults)) return no_effect(o.flag, o.where);
+    }
+    return {};
+}
+
+bool has_outputs(const Config& config) {
+    return config.progress || config.live || config.metrics_port != 0 ||
+           std::any_of(std::begin(kOutputFiles), std::end(kOutputFiles),
+                       [&](const std::string Config::*f) { return !(config.*f).empty(); });
+}
+
+std::string options_help(size_t width, Place place) {
     std::string out;
     constexpr size_t kIndent = 8;
     for (const Option& o : kOptions) {
+        if (!works_in(o.where, place)) continue;
         out += fmt::format("  {}{}{}\n", o.flag, o.value_name != nullptr ? " " : "",
                            o.value_name != nullptr ? o.value_name : "");
         std::string text = fmt::format("{} Default: {}. Variable: {}.", o.help, o.default_text, o.variable);

@@ -3,6 +3,7 @@
 // Keeps: a text that does not parse is an error that names the option, the text and what would be right.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,16 @@
 
 namespace sluice::backend {
 
+// Which programs an option means something to.
+enum class Place : uint8_t {
+    library,  // the plug-in, or a program that embeds libsluice
+    tool,     // a stock tool inside `sluice` (chat, bench, perplexity)
+    run,      // sluice run
+    serve,    // sluice serve
+};
+enum class Where : uint8_t { everywhere, run_only, serve_only };
+bool works_in(Where where, Place place);
+
 struct Option {
     const char* flag;          // "--cache-mb"
     const char* variable;      // "SLUICE_CACHE_MB"
@@ -21,6 +32,9 @@ struct Option {
     const char* help;          // one or more sentences
     // `text` is the value ("1" for a switch given as a flag).
     Status (*set)(Config& config, std::string_view text);
+    // The value in force, as set() would take it.
+    std::string (*get)(const Config& config);
+    Where where = Where::everywhere;
 };
 
 std::span<const Option> options();
@@ -30,17 +44,25 @@ const Option* find_option(std::string_view flag);
 
 // Takes our options out of a command line ("--flag value" and "--flag=value") and leaves the rest, in order, in
 // `arguments`. Everything after "--" is left alone, and so are the values of stock options that may be any text.
-// `taken`, if given, gets (variable, value) for each, for a process that is to run with the same options.
+// `taken`, if given, gets (variable, value) for each, for a process that is to run with the same options. An option
+// that means nothing in `place` is an error.
 using TakenOptions = std::vector<std::pair<std::string, std::string>>;
-Status take_options(Config& config, std::vector<std::string>& arguments, TakenOptions* taken = nullptr);
+Status take_options(Config& config, std::vector<std::string>& arguments, Place place, TakenOptions* taken = nullptr);
 
-// `environment` as in environ. A SLUICE_ variable that is neither an option nor one of the set-up's is an error.
-Status read_environment(Config& config, const char* const* environment);
+// `environment` as in environ. A SLUICE_ variable that is neither an option nor one of the set-up's is an error, and so
+// is one that means nothing in `place`.
+Status read_environment(Config& config, const char* const* environment, Place place);
 
 // Checks what single values cannot: ranges and combinations.
 Status validate(const Config& config);
 
-// The text for --help, wrapped at `width` columns.
-std::string options_help(size_t width);
+// Settings that mean nothing in `place` are errors.
+Status check_place(const Config& config, Place place);
+
+// Whether any file, endpoint or view follows the run.
+bool has_outputs(const Config& config);
+
+// The text for --help of a program, wrapped at `width` columns.
+std::string options_help(size_t width, Place place);
 
 }  // namespace sluice::backend

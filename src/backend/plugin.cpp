@@ -13,6 +13,7 @@
 #include "backend/device.h"
 #include "backend/host_flags.h"
 #include "backend/options.h"
+#include "backend/recording.h"
 #include "base/log.h"
 
 extern char** environ;
@@ -24,8 +25,10 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
         return nullptr;
     }
     sluice::Config config;
-    sluice::Status status = sluice::backend::read_environment(config, environ);
+    sluice::Status status = sluice::backend::read_environment(config, environ, sluice::backend::Place::library);
+    if (status.ok()) status = sluice::backend::validate(config);
     if (status.ok()) status = sluice::backend::check_own_host_flags();
+    if (status.ok()) status = sluice::backend::start_recording(config);
     if (status.ok()) {
         sluice::backend::set_config(config);
     } else {

@@ -48,8 +48,11 @@ std::string man_page();
 std::string bash_completion();
 std::string options_markdown();
 
+// Which options mean something to a command.
+backend::Place place_of(std::string_view command);
 // Environment first, then our flags, which are taken out of `arguments`; registers Sluice.
-Status start_streaming(std::vector<std::string>& arguments, Config& config, backend::TakenOptions* taken = nullptr);
+Status start_streaming(std::vector<std::string>& arguments, Config& config, const char* command,
+                       backend::TakenOptions* taken = nullptr);
 // The model named by -m/--model must be a MoE that llama.cpp knows; settings that would read it all are refused. Says
 // what is wrong and returns the exit code, or kOk.
 int refuse_arguments(const std::vector<std::string>& arguments);

@@ -80,7 +80,7 @@ std::string help_text(const Command& command) {
     std::string out =
         fmt::format("usage: sluice {} {}\n\n{}", command.name, command.arguments, wrap_text(command.help, 0, kWidth));
     if (command.stock != nullptr) {
-        out += "\nStreaming options:\n\n" + backend::options_help(kWidth);
+        out += "\nStreaming options:\n\n" + backend::options_help(kWidth, place_of(command.name));
         out += fmt::format("\nAll options of {} work too; they follow.\n", command.stock);
     }
     return out;

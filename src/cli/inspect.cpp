@@ -57,7 +57,7 @@ int inspect_command(std::vector<std::string> arguments) {
         } else if (a == "--cache-mb" || a.starts_with("--cache-mb=")) {
             std::vector<std::string> taken{a};
             if (a == "--cache-mb" && i + 1 < arguments.size()) taken.push_back(arguments[++i]);
-            if (Status s = backend::take_options(config, taken); !s.ok()) return fail(s, kUsage);
+            if (Status s = backend::take_options(config, taken, backend::Place::tool); !s.ok()) return fail(s, kUsage);
         } else if ((a == "-m" || a == "--model") && i + 1 < arguments.size() && path.empty()) {
             path = arguments[++i];
         } else if (!a.starts_with('-') && path.empty()) {

@@ -12,10 +12,13 @@
 #include <iostream>
 #include <iterator>
 
+#include "backend/recording.h"
 #include "base/bytes.h"
 #include "cli/commands.h"
 #include "engine/generate.h"
 #include "model/gguf.h"
+#include "trace/progress.h"
+#include "trace/summary.h"
 
 namespace sluice::cli {
 namespace {
@@ -49,10 +52,6 @@ class LoadBar {
     int last_ = -1;
 };
 
-std::string per_second(int n, double seconds) {
-    return n > 0 && seconds > 0 ? fmt::format("{:.2f} tok/s", n / seconds) : "not measured";
-}
-
 // Context for a run whose user named none: what large models were trained for would reserve gigabytes of KV cache.
 constexpr uint64_t kDefaultContext = 4096;
 
@@ -66,31 +65,11 @@ void log_until_stopped(ggml_log_level level, const char* text, void* data) {
     if (!g_stop.load()) common_log_default_callback(level, text, data);
 }
 
-std::string mib(std::optional<uint64_t> bytes) {
-    return bytes ? fmt::format("{:.1f} MiB", to_mib(*bytes)) : "not measured";
-}
-
 void print_summary(const engine::Generation& g, bool output_broken) {
-    const PhaseStats& d = g.at_end.decode;
-    // The last token is sampled but never decoded: bytes and hits belong to the tokens that went through the model.
-    const auto decoded = static_cast<double>(d.tokens);
-    const machine::Usage& memory = g.memory;
+    trace::SummaryExtras extras;
+    if (g.memory.peak) extras.peak_bytes = static_cast<int64_t>(*g.memory.peak);
     std::string out;
-    out += fmt::format("generated {} tokens at {} (whole loop), prompt {} tokens at {}, loaded in {:.2f} s\n", g.tokens,
-                       per_second(g.tokens, g.decode_seconds), g.prompt_tokens,
-                       per_second(g.prompt_tokens_done, g.prefill_seconds), g.load_seconds);
-    out += fmt::format(
-        "experts:  cache {:.1f} MiB holds {} of {}, decode hit rate {}, {} read per token\n",
-        to_mib(g.at_end.cache_bytes), g.at_end.slots, g.at_end.experts,
-        d.lookups > 0 ? fmt::format("{:.1f} %", 100.0 * static_cast<double>(d.hits) / static_cast<double>(d.lookups))
-                      : "not measured",
-        decoded > 0 ? fmt::format("{:.2f} MiB", to_mib(d.bytes_physical) / decoded) : "not measured");
-    if (g.decode_seconds > 0 && decoded > 0) {
-        out += fmt::format("waiting:  {:.0f} % of decode time for reads, {:.0f} % for repacking\n",
-                           d.read_wait_ms / 10 / g.decode_seconds, d.repack_ms / 10 / g.decode_seconds);
-    }
-    out += fmt::format("memory:   {} resident, peak {}\n", mib(memory.rss), mib(memory.peak));
-    out += "lossy:    none\n";
+    backend::recorder()->with_book([&](const trace::Book& book) { out = trace::summary_text(book, extras); });
     if (g.context_full) out += "stopped:  the context is full (-c sets its size)\n";
     if (output_broken) {
         out += "stopped:  standard output is closed or full\n";
@@ -117,6 +96,7 @@ Status refuse_without_effect(const common_params& params) {
 }  // namespace
 
 int run_command(std::vector<std::string> arguments) {
+    Config config;
     engine::GenerateOptions options;
     options.chat = take_switch(arguments, "--chat");
     if (asks_help(arguments)) {
@@ -125,8 +105,7 @@ int run_command(std::vector<std::string> arguments) {
             "\n  --chat\n        Put the prompt into the model's chat template as the user's message.\n\n";
         if (const int code = print_help(own); code != kOk) return code;
     } else {
-        Config config;
-        if (Status s = start_streaming(arguments, config); !s.ok()) return fail(s, kUsage);
+        if (Status s = start_streaming(arguments, config, "run"); !s.ok()) return fail(s, kUsage);
         if (const int code = refuse_arguments(arguments); code != kOk) return code;
         if (!has_flag(arguments,
                       {"-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-dr", "--docker-repo"}) &&
@@ -169,12 +148,26 @@ int run_command(std::vector<std::string> arguments) {
     llama_log_set(log_until_stopped, nullptr);
     bool output_broken = false;
     bool line_open = false;
-    options.on_text = [&](const std::string& text) {
-        if (text.empty() || output_broken) return;
-        line_open = text.back() != '\n';
-        output_broken = std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0;
+    const auto write = [&](std::string_view text) {
+        output_broken = output_broken || std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
+                        std::fflush(stdout) != 0;
         if (output_broken) g_stop = true;
+        return !output_broken;
     };
+    options.on_text = [&](const std::string& text) {
+        line_open = text.back() != '\n';
+        write(text);
+    };
+    if (config.progress) {
+        options.on_text = [](const std::string&) {};
+        trace::Planned planned;
+        if (params.n_predict >= 0) planned.steps = params.n_predict;
+        backend::add_output(trace::make_progress_sink(
+            [&](std::string_view line) {
+                return write(line) ? Status() : error(Code::io_error, "standard output is closed or full");
+            },
+            planned));
+    }
     signal(SIGPIPE, SIG_IGN);
 
     const engine::Generation g = engine::generate(params, options);
@@ -182,7 +175,7 @@ int run_command(std::vector<std::string> arguments) {
         std::fputs("\n", stdout);
         std::fflush(stdout);
     }
-    if (g.prompt_tokens > 0 && g.prefill_seconds > 0) print_summary(g, output_broken);
+    if (g.prompt_tokens > 0) print_summary(g, output_broken);
     if (!g.status.ok()) return fail(g.status, kFailed);
     if (output_broken) return fail(error(Code::io_error, "standard output is closed or full"), kFailed);
     return g.interrupted ? kInterrupted : kOk;

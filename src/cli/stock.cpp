@@ -9,6 +9,7 @@
 
 #include "backend/host_flags.h"
 #include "backend/options.h"
+#include "backend/recording.h"
 #include "base/bytes.h"
 #include "cli/commands.h"
 #include "engine/generate.h"
@@ -50,7 +51,7 @@ int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::st
     } else {
         Config config;
         backend::TakenOptions taken;
-        if (Status s = start_streaming(arguments, config, &taken); !s.ok()) return fail(s, kUsage);
+        if (Status s = start_streaming(arguments, config, command, &taken); !s.ok()) return fail(s, kUsage);
         if (const int code = refuse_arguments(arguments); code != kOk) return code;
         // As a router the server starts this program again for each model, with its own arguments only: the command and
         // our options travel in the environment.
@@ -98,9 +99,18 @@ int fail(const Status& status, int code) {
     return code;
 }
 
-Status start_streaming(std::vector<std::string>& arguments, Config& config, backend::TakenOptions* taken) {
-    if (Status s = backend::read_environment(config, environ); !s.ok()) return s;
-    if (Status s = backend::take_options(config, arguments, taken); !s.ok()) return s;
+backend::Place place_of(std::string_view command) {
+    if (command == "run") return backend::Place::run;
+    return command == "serve" ? backend::Place::serve : backend::Place::tool;
+}
+
+Status start_streaming(std::vector<std::string>& arguments, Config& config, const char* command,
+                       backend::TakenOptions* taken) {
+    const backend::Place place = place_of(command);
+    backend::set_host(
+        {.place = place, .program = std::string("sluice ") + command, .whole_loop = place == backend::Place::run});
+    if (Status s = backend::read_environment(config, environ, place); !s.ok()) return s;
+    if (Status s = backend::take_options(config, arguments, place, taken); !s.ok()) return s;
     // The plug-in named for stock tools would be a second copy of what this program already contains.
     if (const char* plugin = std::getenv("GGML_BACKEND_PATH");
         plugin != nullptr && std::strstr(plugin, "ggml-sluice") != nullptr) {

@@ -4,18 +4,30 @@
 #include <common.h>
 #include <llama.h>
 #include <sampling.h>
+#include <xxhash.h>
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 #include <vector>
 
+#include "backend/recording.h"
 #include "base/clock.h"
 #include "model/geometry.h"
 
 namespace sluice::engine {
 namespace {
 
-double seconds(Nanos from, Nanos to) {
-    return static_cast<double>(to - from) / 1e9;
+struct FreeDigest {
+    void operator()(XXH3_state_t* s) const { XXH3_freeState(s); }
+};
+
+void end_record(const Generation& g, const std::string& output_digest) {
+    trace::Ending ending;
+    ending.status = !g.status.ok() ? "failed" : g.interrupted ? "interrupted" : "ok";
+    ending.error = g.status.ok() ? "" : g.status.message();
+    ending.output_digest = output_digest;
+    backend::end_recording(std::move(ending));
 }
 
 // The last thing llama.cpp complained about, for a sentence of our own.
@@ -68,8 +80,30 @@ struct Run {
     Generation& out;
     llama_context* ctx = nullptr;
     common_sampler* sampler = nullptr;
+    Nanos loaded_in = 0;
+
+    // What each step of the loop is counted in.
+    std::shared_ptr<trace::Pass> pass;
+    XXH3_state_t* digest = nullptr;  // of the text
+    std::string held;                // the start of a character whose rest has not come yet
+    std::string tail;                // for reverse prompts
+    std::string shown;               // handed out since the last row
 
     [[nodiscard]] bool stopped() const { return options.stop != nullptr && options.stop->load(); }
+
+    // Hands text on; the time that takes is the output's.
+    void show(const std::string& text) {
+        if (text.empty()) return;
+        const trace::During output(pass->ledger, trace::Part::output);
+        XXH3_64bits_update(digest, text.data(), text.size());
+        shown += text;
+        options.on_text(text);
+    }
+
+    void end_row(trace::Phase phase, trace::Measure output_tokens) {
+        backend::recorder()->commit(*pass, {.phase = phase, .output_tokens = output_tokens, .text = shown});
+        shown.clear();
+    }
 
     // True if decoding went well; otherwise the reason is in `out`.
     bool decode(std::vector<llama_token>& tokens, size_t begin, size_t n) {
@@ -94,44 +128,62 @@ struct Run {
                 return false;
             }
             const size_t n = std::min(batch, prompt.size() - i);
-            if (!decode(prompt, i, n)) return false;
-            out.prompt_tokens_done += static_cast<int>(n);
+            const bool decoded = decode(prompt, i, n);
+            if (decoded) out.prompt_tokens_done += static_cast<int>(n);
+            if (out.prompt_tokens_done == out.prompt_tokens) {
+                const trace::During sampling(pass->ledger, trace::Part::sample);
+                for (const llama_token t : prompt) common_sampler_accept(sampler, t, false);
+            }
+            end_row(trace::Phase::prefill, {});
+            if (!decoded) return false;
         }
-        for (const llama_token t : prompt) common_sampler_accept(sampler, t, false);
         return true;
+    }
+
+    // One token: chosen, shown, and put through the model for the next one. False when it was the last.
+    bool step(const llama_vocab* vocab, std::vector<llama_token>& token) {
+        if (stopped()) {
+            out.interrupted = true;
+            return false;
+        }
+        {
+            const trace::During sampling(pass->ledger, trace::Part::sample);
+            token[0] = common_sampler_sample(sampler, ctx, -1);
+            common_sampler_accept(sampler, token[0], true);
+        }
+        if (llama_vocab_is_eog(vocab, token[0])) return false;
+        ++out.tokens;
+        std::string whole;
+        {
+            const trace::During detokenising(pass->ledger, trace::Part::detokenise);
+            held += common_token_to_piece(ctx, token[0], params.special);
+            const size_t n = whole_utf8(held);
+            whole = held.substr(0, n);
+            held.erase(0, n);
+        }
+        show(whole);
+        tail += whole;
+        if (reverse_prompt()) return false;
+        if (params.n_predict >= 0 && out.tokens >= params.n_predict) return false;
+        if (llama_memory_seq_pos_max(llama_get_memory(ctx), 0) + 1 >= static_cast<int>(llama_n_ctx(ctx))) {
+            out.context_full = true;
+            return false;
+        }
+        return decode(token, 0, 1);
     }
 
     void loop() {
         const llama_vocab* vocab = llama_model_get_vocab(llama_get_model(ctx));
-        std::string held;  // the start of a character whose rest has not come yet
-        std::string tail;  // for reverse prompts
         std::vector<llama_token> token(1);
-        while (params.n_predict < 0 || out.tokens < params.n_predict) {
-            if (stopped()) {
-                out.interrupted = true;
-                break;
-            }
-            token[0] = common_sampler_sample(sampler, ctx, -1);
-            common_sampler_accept(sampler, token[0], true);
-            if (llama_vocab_is_eog(vocab, token[0])) break;
-            ++out.tokens;
-            held += common_token_to_piece(ctx, token[0], params.special);
-            const size_t whole = whole_utf8(held);
-            options.on_text(held.substr(0, whole));
-            tail += held.substr(0, whole);
-            held.erase(0, whole);
-            if (reverse_prompt(tail)) break;
-            if (params.n_predict >= 0 && out.tokens >= params.n_predict) break;
-            if (llama_memory_seq_pos_max(llama_get_memory(ctx), 0) + 1 >= static_cast<int>(llama_n_ctx(ctx))) {
-                out.context_full = true;
-                break;
-            }
-            if (!decode(token, 0, 1)) break;
+        for (bool more = params.n_predict != 0; more;) {
+            const int before = out.tokens;
+            more = step(vocab, token);
+            if (!more) show(std::exchange(held, ""));
+            end_row(trace::Phase::decode, out.tokens - before);
         }
-        options.on_text(held);
     }
 
-    [[nodiscard]] bool reverse_prompt(std::string& tail) const {
+    bool reverse_prompt() {
         size_t longest = 1;
         for (const std::string& stop : params.antiprompt) {
             longest = std::max(longest, stop.size());
@@ -142,6 +194,21 @@ struct Run {
         return false;
     }
 };
+
+trace::Json host_json(const common_params& p, llama_context* ctx) {
+    return {{"n_ctx", llama_n_ctx(ctx)},
+            {"n_batch", llama_n_batch(ctx)},
+            {"n_ubatch", llama_n_ubatch(ctx)},
+            {"threads", llama_n_threads(ctx)},
+            {"threads_batch", llama_n_threads_batch(ctx)},
+            {"flash_attention", llama_flash_attn_type_name(p.flash_attn_type)},
+            {"cache_type_k", ggml_type_name(p.cache_type_k)},
+            {"cache_type_v", ggml_type_name(p.cache_type_v)},
+            {"repack", !p.no_extra_bufts},
+            {"seed", p.sampling.seed},
+            {"temperature", p.sampling.temp},
+            {"n_predict", p.n_predict}};
+}
 
 void run_loaded(Run& run, llama_model* model) {
     common_params& params = run.params;
@@ -167,20 +234,19 @@ void run_loaded(Run& run, llama_model* model) {
                            out.prompt_tokens, n_ctx);
         return;
     }
-    const SystemClock& clock = SystemClock::instance();
-    reset_stats();
-    const Nanos start = clock.now();
-    const bool filled = run.prefill(prompt);
-    const Nanos first = clock.now();
-    out.prefill_seconds = seconds(start, first);
-    out.after_prefill = stats();
-    reset_stats();
-    if (filled) {
-        if (params.display_prompt && !run.options.chat) run.options.on_text(run.options.prompt);
+    trace::Recorder& recorder = *backend::recorder();
+    recorder.load(run.loaded_in, stats().dense_bytes, host_json(params, run.ctx));
+    run.pass = std::make_shared<trace::Pass>(recorder.clock(), recorder.watched());
+    recorder.prepare(*run.pass);
+    run.pass->told = trace::Phase::prefill;
+    backend::use_pass(run.pass);
+    run.pass->ledger.start();
+    if (run.prefill(prompt)) {
+        run.pass->told = trace::Phase::decode;
+        if (params.display_prompt && !run.options.chat) run.show(run.options.prompt);
         run.loop();
     }
-    out.decode_seconds = seconds(first, clock.now());
-    out.at_end = stats();
+    backend::use_pass(nullptr);
     out.memory = machine::usage();
 }
 
@@ -202,19 +268,24 @@ Generation generate(common_params& params, const GenerateOptions& options) {
     const SystemClock& clock = SystemClock::instance();
     const Nanos start = clock.now();
     const common_init_result_ptr init = common_init_from_params(params);
-    out.load_seconds = seconds(start, clock.now());
+    const Nanos loaded_in = clock.now() - start;
+    out.load_seconds = static_cast<double>(loaded_in) / 1e9;
     if (init == nullptr || init->model() == nullptr || init->context() == nullptr) {
         if (options.stop != nullptr && options.stop->load()) {
             out.interrupted = true;
         } else {
             out.status = error(Code::io_error, "{} could not be loaded; the reason is above", params.model.path);
         }
+        end_record(out, "");
         return out;
     }
-    Run run{params, options, out, init->context(), init->sampler(0)};
+    const std::unique_ptr<XXH3_state_t, FreeDigest> digest(XXH3_createState());
+    XXH3_64bits_reset(digest.get());
+    Run run{params, options, out, init->context(), init->sampler(0), loaded_in, nullptr, digest.get(), "", "", ""};
     llama_set_abort_callback(
         run.ctx, [](void* self) { return static_cast<const Run*>(self)->stopped(); }, &run);
     run_loaded(run, init->model());
+    end_record(out, fmt::format("{:016x}", XXH3_64bits_digest(digest.get())));
     return out;
 }
 

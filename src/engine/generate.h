@@ -1,6 +1,6 @@
 // Owns: one generation over llama.h: prompt in, text out as it comes, honest numbers at the end.
-// Keeps: speeds are wall time of the whole loop (sampling and printing included); prefill and decode never mix; an
-// interrupted or failed run still returns the numbers up to there.
+// Keeps: a row of the run record is one step of the whole loop (sampling and printing included), so speeds are those
+// that a user sees; prefill and decode never mix; an interrupted or failed run still has its rows up to there.
 #pragma once
 
 #include <atomic>
@@ -24,11 +24,7 @@ struct Generation {
     int prompt_tokens_done = 0;  // of those, decoded
     int tokens = 0;              // generated, the end-of-text token not counted
     double load_seconds = 0;
-    double prefill_seconds = 0;
-    double decode_seconds = 0;  // from the first sampled token to the last
-    Stats after_prefill;        // prefill phase only
-    Stats at_end;               // decode phase only
-    machine::Usage memory;      // when the last token was out, the model still loaded
+    machine::Usage memory;  // when the last token was out, the model still loaded
 };
 
 struct GenerateOptions {
@@ -39,7 +35,8 @@ struct GenerateOptions {
     const std::atomic<bool>* stop = nullptr;          // may be set from a signal handler
 };
 
-// `params` as llama.cpp's own option parser left them. Loads the model, runs, frees everything.
+// `params` as llama.cpp's own option parser left them. Loads the model, runs, frees everything. What it cost is in the
+// process's run record, which is ended.
 Generation generate(common_params& params, const GenerateOptions& options);
 
 // Tries whether llama.cpp knows the model's architecture and vocabulary, without loading weights. One clear sentence

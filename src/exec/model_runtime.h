@@ -34,6 +34,7 @@ struct ModelRuntime {
     std::vector<std::vector<WeightForm>> forms;  // [set][component]
     std::vector<std::vector<bool>> same_delta;   // [set][component]: all experts sit equally deep in their slots
     trace::Counters counters;                    // guarded by mutex
+    int32_t number = -1;                         // of the model in the run record; -1: there is none
 };
 
 // What an expert tensor of the graph refers to (ggml_tensor::extra of the weight points here).

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <limits>
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "exec/node_trace.h"
 
 namespace sluice::exec {
 namespace {
@@ -69,10 +71,14 @@ MoeExecutor::~MoeExecutor() {
     ggml_free(context_);
 }
 
-ggml_status MoeExecutor::compute(ggml_cgraph* graph) {
+ggml_status MoeExecutor::compute(ggml_cgraph* graph, trace::Pass& pass) {
     last_error_ = Status();
+    pass_ = &pass;
+    last_block_ = false;
+    const trace::During managing(pass.ledger, trace::Part::manage);
     ggml_status status = run(graph);
     if (status == GGML_STATUS_SUCCESS) status = flush();
+    if (last_block_) pass.stage = trace::Pass::Stage::after_last_block;
     ggml_graph_clear(graph_);
     graph_has_work_ = false;
     let_go();
@@ -89,6 +95,7 @@ ggml_status MoeExecutor::run(ggml_cgraph* graph) {
         if (weight != nullptr && wanted) {
             status = mul_mat_id(node, *weight);
         } else {
+            if (pass_->wants.routes && wanted) note_weights(node);
             status = make_room(1);
             if (status == GGML_STATUS_SUCCESS) append(node);
         }
@@ -119,11 +126,29 @@ void MoeExecutor::append(ggml_tensor* node) {
 
 ggml_status MoeExecutor::flush() {
     ggml_status status = GGML_STATUS_SUCCESS;
-    if (graph_has_work_) status = ggml_backend_graph_compute(cpu_, graph_);
+    if (graph_has_work_) status = run_appended();
     ggml_graph_clear(graph_);
     graph_has_work_ = false;
     tensors_used_ = 0;
     ints_used_ = 0;
+    return status;
+}
+
+ggml_status MoeExecutor::run_appended() {
+    const Nanos before = pass_->ledger.spent(trace::Part::routed);
+    ggml_status status = GGML_STATUS_SUCCESS;
+    {
+        const trace::During computing(pass_->ledger, trace::Part::routed);
+        if (pass_->wants.nodes || pass_->wants.node_layers) {
+            int32_t layer = layer_of_set_;
+            status = compute_traced(cpu_, ggml_backend_graph_compute, graph_, *pass_, true, layer);
+        } else {
+            status = ggml_backend_graph_compute(cpu_, graph_);
+        }
+    }
+    if (set_ < pass_->layers.size()) {
+        pass_->layers[set_].routed += pass_->ledger.spent(trace::Part::routed) - before;
+    }
     return status;
 }
 
@@ -187,8 +212,9 @@ trace::PhaseCounters& MoeExecutor::phase(ModelRuntime& runtime) const {
 void MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids) {
     ModelRuntime& runtime = *weight.runtime;
     constexpr uint8_t kUnknown = UINT8_MAX;
+    const model::Geometry& geometry = runtime.store->geometry();
     if (counted_runtime_ != &runtime) {
-        counting_component_.assign(runtime.store->geometry().sets.size(), kUnknown);
+        counting_component_.assign(geometry.sets.size(), kUnknown);
         counted_set_ = UINT32_MAX;
         counted_runtime_ = &runtime;
     }
@@ -199,21 +225,116 @@ void MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids)
     const bool new_pass = counted_set_ == UINT32_MAX || weight.set <= counted_set_;
     counted_set_ = weight.set;
     if (new_pass) {
-        decoding_ = ids->ne[1] == 1;
+        decoding_ = pass_->told ? *pass_->told == trace::Phase::decode : ids->ne[1] == 1;
+        pass_->phase = decoding_ ? trace::Phase::decode : trace::Phase::prefill;
+        pass_->model = runtime.number;
+        pass_->warmup = geometry.n_expert_used > 0 && ids->ne[0] > static_cast<int64_t>(geometry.n_expert_used);
+        pass_->tokens += ids->ne[1];
         phase(runtime).tokens += static_cast<uint64_t>(ids->ne[1]);
     }
+    uint64_t hits = 0;
+    for (const RecordId r : records_) hits += runtime.fetcher->resident(r) ? 1 : 0;
     phase(runtime).lookups += records_.size();
-    for (const RecordId r : records_) phase(runtime).hits += runtime.fetcher->resident(r) ? 1 : 0;
+    phase(runtime).hits += hits;
+    pass_->lookups += static_cast<int64_t>(records_.size());
+    pass_->hits += static_cast<int64_t>(hits);
+    if (pass_->wants.rows) {
+        pass_->layers.resize(geometry.sets.size());
+        pass_->layers[weight.set].lookups += static_cast<int64_t>(records_.size());
+        pass_->layers[weight.set].hits += static_cast<int64_t>(hits);
+        count_routes(weight, ids);
+    }
 }
 
-void MoeExecutor::count_fetch(ModelRuntime& runtime, const sched::FetchCounters& before) const {
-    const sched::FetchCounters& now = runtime.fetcher->counters();
+// Who was chosen, for outputs that show experts.
+void MoeExecutor::count_routes(const WeightRef& weight, const ggml_tensor* ids) {
+    const ModelRuntime& runtime = *weight.runtime;
+    const store::RecordStore& store = *runtime.store;
+    for (const RecordId r : records_) {
+        const uint32_t e = store.expert_of(r);
+        pass_->uses.push_back({.set = weight.set,
+                               .expert = e,
+                               .rows = static_cast<uint32_t>(row_begin_[e + 1] - row_begin_[e]),
+                               .miss = !runtime.fetcher->resident(r)});
+    }
+    routes_begin_ = pass_->route_events.size();
+    const model::ExpertSet& set = store.geometry().sets[weight.set];
+    uint64_t bytes = 0;
+    for (const model::ExpertTensor& t : set.tensors) bytes += t.bytes_per_expert;
+    place_.assign(set.n_expert, 0);  // 1: a row before has paid for the miss
+    for (int64_t t = 0; t < ids->ne[1]; ++t) {
+        for (int64_t k = 0; k < ids->ne[0]; ++k) {
+            const auto e = static_cast<uint32_t>(id_at(ids, k, t));
+            pass_->routes_digest = (pass_->routes_digest ^ (uint64_t{weight.set} << 32U) ^ e) * 0x100000001b3ULL;
+            if (!pass_->wants.routes) continue;
+            const RecordId r = store.record(weight.set, e);
+            const bool hit = runtime.fetcher->resident(r);
+            const bool pays = !hit && place_[e]++ == 0;
+            pass_->route_events.push_back({.record = r,
+                                           .layer = set.layer,
+                                           .token = static_cast<int32_t>(t),
+                                           .rank = static_cast<int32_t>(k),
+                                           .expert = e,
+                                           .weight = std::numeric_limits<float>::quiet_NaN(),
+                                           .residency = static_cast<int8_t>(hit ? 1 : 0),
+                                           .bytes = pays ? bytes : 0});
+        }
+    }
+}
+
+// The weights of the block's routings are an input of the node that applies them.
+void MoeExecutor::note_weights(const ggml_tensor* node) {
+    if (node->op != GGML_OP_MUL || std::strncmp(node->name, "ffn_moe_weighted", 16) != 0) return;
+    const ggml_tensor* w = node->src[1];
+    if (w->type != GGML_TYPE_F32 || w->data == nullptr || w->ne[0] != 1) return;
+    for (size_t i = routes_begin_; i < pass_->route_events.size(); ++i) {
+        trace::RouteEvent& e = pass_->route_events[i];
+        if (e.rank < w->ne[1] && e.token < w->ne[2])
+            std::memcpy(&e.weight, row_at(w, e.rank, e.token), sizeof e.weight);
+    }
+}
+
+// Makes components of leased records ready, and accounts for it.
+Status MoeExecutor::load(ModelRuntime& runtime, uint32_t set, std::span<const RecordId> records,
+                         sched::ComponentMask which) {
+    const sched::Fetcher& fetcher = *runtime.fetcher;
+    const auto waited = [this] {
+        return pass_->ledger.spent(trace::Part::wait_read) + pass_->ledger.spent(trace::Part::wait_join) +
+               pass_->ledger.spent(trace::Part::wait_late);
+    };
+    const sched::FetchCounters before = fetcher.counters();
+    const io::EngineTotals engine_before = fetcher.engine_totals();
+    const Nanos waited_before = waited();
+    Status loaded = runtime.fetcher->load(records, which, pass_);
+    const sched::FetchCounters& now = fetcher.counters();
+    const io::EngineTotals& engine = fetcher.engine_totals();
+
     trace::PhaseCounters& p = phase(runtime);
     p.reads += now.reads - before.reads;
     p.logical_bytes += now.logical_bytes - before.logical_bytes;
     p.physical_bytes += now.physical_bytes - before.physical_bytes;
     p.read_wait += now.wait - before.wait;
     p.convert += now.convert - before.convert;
+
+    const auto physical = static_cast<int64_t>(now.physical_bytes - before.physical_bytes);
+    pass_->reads += static_cast<int64_t>(now.reads - before.reads);
+    pass_->exact_bytes += static_cast<int64_t>(now.logical_bytes - before.logical_bytes);
+    pass_->exact_physical += physical;
+    pass_->read_busy += now.busy - before.busy;
+    pass_->engine_bytes += static_cast<int64_t>(engine.bytes - engine_before.bytes);
+    pass_->retries += static_cast<int64_t>(engine.retries - engine_before.retries);
+    if (set < pass_->layers.size()) {
+        pass_->layers[set].wait += waited() - waited_before;
+        pass_->layers[set].physical += physical;
+    }
+    return loaded;
+}
+
+void MoeExecutor::count_evictions(ModelRuntime& runtime, const cache::CacheCounters& before) {
+    const cache::SlotCache& slots = runtime.fetcher->cache();
+    pass_->evictions += static_cast<int64_t>(slots.counters().evictions - before.evictions);
+    pass_->rereads += static_cast<int64_t>(slots.counters().rereads - before.rereads);
+    pass_->cache_resident = slots.n_resident();
 }
 
 ggml_status MoeExecutor::mul_mat_id(ggml_tensor* node, const WeightRef& weight) {
@@ -229,12 +350,20 @@ ggml_status MoeExecutor::mul_mat_id(ggml_tensor* node, const WeightRef& weight) 
     let_go();
 
     ModelRuntime& runtime = *weight.runtime;
-    std::unique_lock<std::mutex> lock(runtime.mutex);
+    std::unique_lock<std::mutex> lock(runtime.mutex, std::try_to_lock);
+    if (!lock.owns_lock()) {
+        const trace::During waiting(pass_->ledger, trace::Part::wait_lock);
+        lock.lock();
+    }
     if (runtime.fetcher == nullptr) {
         auto made = runtime.make_fetcher();
         if (!made.ok()) return fail(made.status());
         runtime.fetcher = std::move(*made);
     }
+    set_ = weight.set;
+    last_block_ = weight.set + 1 == runtime.store->geometry().sets.size();
+    layer_of_set_ = runtime.store->geometry().sets[weight.set].layer;
+    pass_->ledger.at_layer(layer_of_set_);
     const uint32_t n_expert = runtime.store->geometry().sets[weight.set].n_expert;
     if (Status s = route(ids, n_expert); !s.ok()) return fail(std::move(s));
     records_.clear();
@@ -244,15 +373,15 @@ ggml_status MoeExecutor::mul_mat_id(ggml_tensor* node, const WeightRef& weight) 
     count_lookups(weight, ids);
 
     sched::Fetcher& fetcher = *runtime.fetcher;
+    const cache::CacheCounters evicted_before = fetcher.cache().counters();
     const size_t leased = fetcher.lease(records_);
+    count_evictions(runtime, evicted_before);
     if (leased < records_.size()) {
         status = run_in_waves(node, weight, leased);
         records_.clear();
         return status;
     }
-    const sched::FetchCounters before = fetcher.counters();
-    Status loaded = fetcher.load(records_, UINT8_MAX);
-    count_fetch(runtime, before);
+    Status loaded = load(runtime, weight.set, records_, UINT8_MAX);
     if (!loaded.ok()) {
         fetcher.release(records_);
         records_.clear();
@@ -274,16 +403,18 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
     while (!left.empty()) {
         if (leased == 0) return fail(error(Code::internal, "no slot is free although nothing is leased"));
         const std::span<RecordId> wave = left.first(leased);
-        const sched::FetchCounters before = fetcher.counters();
-        Status loaded = fetcher.load(wave, static_cast<sched::ComponentMask>(1U << weight.component));
-        count_fetch(runtime, before);
+        Status loaded = load(runtime, weight.set, wave, static_cast<sched::ComponentMask>(1U << weight.component));
         const ggml_status status = loaded.ok() ? run_gathered(node, weight, wave) : GGML_STATUS_FAILED;
         fetcher.release(wave);
         if (!loaded.ok()) return fail(std::move(loaded));
         if (status != GGML_STATUS_SUCCESS) return status;
         ++phase(runtime).waves;
+        ++pass_->waves;
         left = left.subspan(leased);
-        if (!left.empty()) leased = fetcher.lease(left);
+        if (left.empty()) break;
+        const cache::CacheCounters evicted_before = fetcher.cache().counters();
+        leased = fetcher.lease(left);
+        count_evictions(runtime, evicted_before);
     }
     return GGML_STATUS_SUCCESS;
 }

@@ -32,8 +32,8 @@ class MoeExecutor {
     MoeExecutor& operator=(const MoeExecutor&) = delete;
 
     // Computes all nodes, in order. On failure nothing of ours stays leased and last_error() says why; the graph's
-    // results are then undefined, as ggml has it.
-    ggml_status compute(ggml_cgraph* graph);
+    // results are then undefined, as ggml has it. What it costs is counted in `pass`.
+    ggml_status compute(ggml_cgraph* graph, trace::Pass& pass);
     [[nodiscard]] const Status& last_error() const { return last_error_; }
 
   private:
@@ -64,11 +64,15 @@ class MoeExecutor {
     ggml_status make_room(size_t nodes);
     void append(ggml_tensor* node);
     ggml_status flush();
+    ggml_status run_appended();
     void let_go();
     ggml_status fail(Status status);
     trace::PhaseCounters& phase(ModelRuntime& runtime) const;
     void count_lookups(const WeightRef& weight, const ggml_tensor* ids);
-    void count_fetch(ModelRuntime& runtime, const sched::FetchCounters& before) const;
+    void count_routes(const WeightRef& weight, const ggml_tensor* ids);
+    void note_weights(const ggml_tensor* node);
+    Status load(ModelRuntime& runtime, uint32_t set, std::span<const RecordId> records, sched::ComponentMask which);
+    void count_evictions(ModelRuntime& runtime, const cache::CacheCounters& before);
 
     ggml_tensor* new_tensor();
     int32_t* new_ints(size_t n);
@@ -76,6 +80,10 @@ class MoeExecutor {
 
     ggml_backend_t cpu_;
     WeightLookup weight_of_;
+    trace::Pass* pass_ = nullptr;  // of the graph at hand
+    uint32_t set_ = UINT32_MAX;    // of the block whose nodes are appended
+    int32_t layer_of_set_ = -1;
+    bool last_block_ = false;  // the graph at hand reached the model's last set
     ggml_context* context_ = nullptr;
     ggml_cgraph* graph_ = nullptr;  // nodes appended and not yet computed
     bool graph_has_work_ = false;
@@ -89,6 +97,7 @@ class MoeExecutor {
     std::vector<uint8_t> counting_component_;  // by set: the component whose node comes first, as once seen
     bool decoding_ = false;
     std::vector<RecordId> records_;   // distinct experts of the block
+    size_t routes_begin_ = 0;         // in the pass: the block's routings, whose weights are still to come
     std::vector<int32_t> row_begin_;  // [n_expert + 1] into rows_
     std::vector<Row> rows_;           // by expert
     std::vector<int32_t> place_;      // [n_expert] scratch of append_strided

@@ -33,6 +33,14 @@ struct Completion {
     uint32_t bytes = 0;  // bytes that arrived, >= need when error is 0
 };
 
+// What an engine has been asked for since it was made. Counted by the engine itself, so that whoever accounts for bytes
+// can be checked against it.
+struct EngineTotals {
+    uint64_t reads = 0;
+    uint64_t bytes = 0;    // their lengths, alignment included
+    uint64_t retries = 0;  // attempts beyond one per read: short, interrupted or refused; of reads that are over
+};
+
 // Used by one thread at a time.
 class Engine {
   public:
@@ -45,6 +53,7 @@ class Engine {
     virtual size_t wait(std::span<Completion> out) = 0;
     [[nodiscard]] virtual size_t outstanding() const = 0;
     [[nodiscard]] virtual const char* name() const = 0;
+    [[nodiscard]] virtual const EngineTotals& totals() const = 0;
 
     static constexpr size_t max_outstanding() { return 4096; }
 };

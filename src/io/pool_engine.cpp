@@ -89,6 +89,8 @@ class PoolEngine final : public Engine {
     }
 
     [[nodiscard]] size_t outstanding() const override { return outstanding_; }
+    // Only the thread that submits and waits changes them.
+    [[nodiscard]] const EngineTotals& totals() const override { return reads_.totals(); }
     [[nodiscard]] const char* name() const override { return "pread"; }
 
   private:

@@ -13,6 +13,7 @@ bool PartialRead::take(int64_t result) {
         return true;
     };
     // ECANCELED: a ring drops what is left of a thread's reads when that thread ends. Nobody here cancels a read.
+    ++attempts_;
     if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
         return ++interruptions_ >= max_interruptions && over(EIO);
     }
@@ -47,11 +48,15 @@ ReadTable::Index ReadTable::add(const ReadOp& op) {
     const Index i = pop_front(free_);
     slots_[i].read = PartialRead(op);
     ++used_;
+    ++totals_.reads;
+    totals_.bytes += op.length;
     return i;
 }
 
 void ReadTable::remove(Index i) {
     --used_;
+    const unsigned attempts = slots_[i].read.attempts();
+    totals_.retries += attempts > 1 ? attempts - 1 : 0;
     // To the front: a table that is mostly idle keeps touching the same few cache lines.
     push_front(free_, i);
 }

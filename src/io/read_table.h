@@ -36,12 +36,15 @@ class PartialRead {
     void fail(int error) { error_ = error; }
     // Only when the read is over.
     [[nodiscard]] Completion completion() const { return {op_.tag, error_, done_}; }
+    // Results taken so far.
+    [[nodiscard]] unsigned attempts() const { return attempts_; }
 
   private:
     ReadOp op_;
     uint32_t done_ = 0;    // bytes from op_.offset on that arrived
     uint32_t resume_ = 0;  // where the next attempt starts: done_, rounded down to what the file's alignment allows
     int error_ = 0;
+    unsigned attempts_ = 0;
     unsigned interruptions_ = 0;
     unsigned repeats_ = 0;
 };
@@ -64,6 +67,7 @@ class ReadTable {
     void remove(Index i);
     PartialRead& operator[](Index i) { return slots_[i].read; }
     [[nodiscard]] size_t size() const { return used_; }
+    [[nodiscard]] const EngineTotals& totals() const { return totals_; }
 
     void push_back(Chain& chain, Index i);
     void push_front(Chain& chain, Index i);
@@ -81,6 +85,7 @@ class ReadTable {
     std::vector<Slot> slots_;
     Chain free_;
     size_t used_ = 0;
+    EngineTotals totals_;
 };
 
 }  // namespace sluice::io

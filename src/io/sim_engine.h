@@ -107,6 +107,7 @@ class SimEngine final : public Engine {
     void submit(std::span<const ReadOp> batch) override;
     size_t wait(std::span<Completion> out) override;
     [[nodiscard]] size_t outstanding() const override { return reads_.size() + over_.size(); }
+    [[nodiscard]] const EngineTotals& totals() const override { return reads_.totals(); }
     [[nodiscard]] const char* name() const override { return "simulated"; }
 
     [[nodiscard]] const SimCounters& counters() const { return counters_; }

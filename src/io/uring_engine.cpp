@@ -69,6 +69,7 @@ class UringEngine final : public Engine {
     }
 
     [[nodiscard]] size_t outstanding() const override { return reads_.size(); }
+    [[nodiscard]] const EngineTotals& totals() const override { return reads_.totals(); }
     [[nodiscard]] const char* name() const override { return "io_uring"; }
 
   private:

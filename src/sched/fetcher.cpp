@@ -133,7 +133,30 @@ Status Fetcher::failed_read(const Pending& p, const io::Completion& done) const 
         .within(fmt::format("layer {}, expert {}, {}", name.layer, name.expert, model::component_name(t.component)));
 }
 
-Status Fetcher::complete(const io::Completion& done) {
+// Tells of one read that is over.
+void Fetcher::note_read(const io::Completion& done, Nanos ready, trace::Pass& pass) const {
+    const Pending& p = pending_[done.tag];
+    if (done.error == 0) pass.latency.add(ready - p.issued);
+    if (!pass.wants.reads && !pass.capturing) return;
+    const uint32_t set = store_.set_of(p.record);
+    const model::ExpertSet& expert_set = store_.geometry().sets[set];
+    const store::Extent e = store_.extent(p.record, p.component);
+    pass.read_events.push_back({.record = p.record,
+                                .layer = expert_set.layer,
+                                .expert = store_.expert_of(p.record),
+                                .component = static_cast<uint8_t>(p.component),
+                                .projection = model::component_name(expert_set.tensors[p.component].component),
+                                .lane = static_cast<int32_t>(done.tag),
+                                .deadline = {},
+                                .offset = store::RecordStore::aligned(e).offset,
+                                .need = static_cast<uint32_t>(e.bytes),
+                                .length = p.length,
+                                .issued = p.issued,
+                                .ready = ready,
+                                .error = done.error});
+}
+
+Status Fetcher::complete(const io::Completion& done, trace::Pass* pass) {
     const Pending p = pending_[done.tag];
     free_tags_.push_back(static_cast<uint32_t>(done.tag));
     Status status;
@@ -145,6 +168,7 @@ Status Fetcher::complete(const io::Completion& done) {
         const store::Extent e = store_.extent(p.record, p.component);
         if (p.staging != nullptr) {
             const Nanos t0 = clock_.now();
+            const trace::MaybeDuring converting(pass != nullptr ? &pass->ledger : nullptr, trace::Part::convert);
             options_.convert(set, p.component, p.staging + store::RecordStore::aligned(e).delta,
                              place(p.record, p.component), e.bytes);
             counters_.convert += clock_.now() - t0;
@@ -156,12 +180,14 @@ Status Fetcher::complete(const io::Completion& done) {
     return status;
 }
 
-Status Fetcher::load(std::span<const RecordId> leased, ComponentMask which) {
+Status Fetcher::load(std::span<const RecordId> leased, ComponentMask which, trace::Pass* pass) {
     Status first_error;
     std::array<io::Completion, kInFlight> done;
     size_t next = 0;         // record
     uint32_t component = 0;  // of that record
     size_t in_flight = 0;
+    Nanos issued = 0, busy_since = 0;
+    const bool note_reads = pass != nullptr && pass->wants.rows;
     bool more = true;
     while (more || in_flight > 0) {
         // Fill the window. After a failure nothing new starts, what is on its way is still waited for.
@@ -192,9 +218,9 @@ Status Fetcher::load(std::span<const RecordId> leased, ComponentMask which) {
             }
             const uint32_t tag = free_tags_.back();
             free_tags_.pop_back();
-            pending_[tag] = {.record = r, .component = component, .staging = staging};
             const store::Extent e = store_.extent(r, component);
             const store::RecordStore::AlignedRead read = store::RecordStore::aligned(e);
+            pending_[tag] = {.record = r, .component = component, .staging = staging, .length = read.length};
             batch_.push_back({.file = e.file,
                               .offset = read.offset,
                               .length = read.length,
@@ -205,17 +231,32 @@ Status Fetcher::load(std::span<const RecordId> leased, ComponentMask which) {
             counters_.physical_bytes += read.length;
             ++component;
         }
-        if (!batch_.empty()) engine_.submit(batch_);
+        if (!batch_.empty()) {
+            issued = clock_.now();
+            if (in_flight == 0) busy_since = issued;
+            for (const io::ReadOp& op : batch_) pending_[op.tag].issued = issued;
+            engine_.submit(batch_);
+        }
         in_flight += batch_.size();
         if (in_flight == 0) break;
+        if (pass != nullptr) {
+            pass->queue_depth_max = std::max(pass->queue_depth_max, static_cast<int64_t>(in_flight));
+        }
 
         const Nanos t0 = clock_.now();
-        const size_t n = engine_.wait(done);
-        counters_.wait += clock_.now() - t0;
+        size_t n = 0;
+        {
+            const trace::MaybeDuring waiting(pass != nullptr ? &pass->ledger : nullptr, trace::Part::wait_read);
+            n = engine_.wait(done);
+        }
+        const Nanos t1 = clock_.now();
+        counters_.wait += t1 - t0;
         assert(n > 0 && n <= in_flight);
         in_flight -= n;
+        if (in_flight == 0) counters_.busy += t1 - busy_since;
         for (size_t i = 0; i < n; ++i) {
-            Status s = complete(done[i]);
+            if (note_reads) note_read(done[i], t1, *pass);
+            Status s = complete(done[i], pass);
             if (first_error.ok()) first_error = std::move(s);
         }
     }

@@ -21,6 +21,7 @@
 #include "cache/slot_cache.h"
 #include "io/engine.h"
 #include "store/record_store.h"
+#include "trace/pass.h"
 
 namespace sluice::sched {
 
@@ -36,6 +37,7 @@ struct FetchCounters {
     uint64_t reads = 0;
     uint64_t logical_bytes = 0;   // bytes of components that were brought in
     uint64_t physical_bytes = 0;  // bytes that the device was asked for
+    Nanos busy = 0;               // time with at least one read on its way
     Nanos wait = 0;               // time spent with nothing to do but wait for a read
     Nanos convert = 0;
 };
@@ -65,8 +67,9 @@ class Fetcher {
     void release(std::span<const RecordId> records);
 
     // Makes the components in `which` of all `leased` records ready. On error some records may have become ready and
-    // stay so; the error names file, offset, length, layer and expert. The leases stay either way.
-    Status load(std::span<const RecordId> leased, ComponentMask which);
+    // stay so; the error names file, offset, length, layer and expert. The leases stay either way. `pass`, if given,
+    // is told where the time went and of every read.
+    Status load(std::span<const RecordId> leased, ComponentMask which, trace::Pass* pass = nullptr);
 
     // True if all of the record's components are there.
     [[nodiscard]] bool resident(RecordId record) const;
@@ -76,6 +79,8 @@ class Fetcher {
     [[nodiscard]] const cache::SlotCache& cache() const { return cache_; }
     [[nodiscard]] const cache::Layout& layout() const { return layout_; }
     [[nodiscard]] const FetchCounters& counters() const { return counters_; }
+    // All that the engine was asked for, by whomever.
+    [[nodiscard]] const io::EngineTotals& engine_totals() const { return engine_.totals(); }
     [[nodiscard]] std::byte* arena() const { return arena_.data(); }
 
   private:
@@ -83,13 +88,16 @@ class Fetcher {
         RecordId record = 0;
         uint32_t component = 0;
         std::byte* staging = nullptr;  // nullptr: straight into the slot
+        Nanos issued = 0;
+        uint32_t length = 0;
     };
 
     Fetcher(const store::RecordStore& store, io::Engine& engine, const Clock& clock, Options options,
             cache::Layout layout, cache::SlotCache cache);
     [[nodiscard]] std::byte* place(RecordId record, uint32_t component) const;
     [[nodiscard]] ComponentMask all_components(uint32_t set) const;
-    Status complete(const io::Completion& done);
+    Status complete(const io::Completion& done, trace::Pass* pass);
+    void note_read(const io::Completion& done, Nanos ready, trace::Pass& pass) const;
     Status failed_read(const Pending& p, const io::Completion& done) const;
 
     const store::RecordStore& store_;

@@ -81,4 +81,8 @@ uint64_t RecordStore::aligned_capacity(uint32_t set, uint32_t component) const {
     return most;
 }
 
+bool RecordStore::direct() const {
+    return std::all_of(files_.begin(), files_.end(), [](const io::File* f) { return f == nullptr || f->direct(); });
+}
+
 }  // namespace sluice::store

@@ -40,6 +40,8 @@ class RecordStore {
     static RecordStore over(const model::Geometry& geometry, std::span<const io::File* const> files);
 
     [[nodiscard]] const model::Geometry& geometry() const { return geometry_; }
+    // Whether every file of experts is read past the page cache.
+    [[nodiscard]] bool direct() const;
     [[nodiscard]] uint32_t n_records() const { return static_cast<uint32_t>(set_of_.size()); }
     [[nodiscard]] RecordId record(uint32_t set, uint32_t expert) const { return first_record_[set] + expert; }
     [[nodiscard]] uint32_t set_of(RecordId record) const { return set_of_[record]; }

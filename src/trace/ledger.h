@@ -44,18 +44,17 @@ class Ledger {
         current_ = watched(part) ? part : Part::overhead;
         running_ = true;
     }
-    // The row goes on without a break in the next one: what is running keeps running.
-    void roll_over() {
-        settle();
+    // Accounts for the time up to now, so that wall() and spent() are of this moment.
+    void mark() {
+        if (running_) settle();
+    }
+    // The next row begins where the last mark() or change of parts was; what is running keeps running.
+    void next_row() {
         begin_ = last_;
         spent_.fill(0);
     }
-    // The row ends now; nothing runs until the next start().
-    void stop() {
-        if (!running_) return;
-        settle();
-        running_ = false;
-    }
+    // The row ended at the last mark() or change of parts; nothing runs until the next start().
+    void stop_at_mark() { running_ = false; }
     [[nodiscard]] bool running() const { return running_; }
 
     // Time from now on belongs to `part`. Returns what ran before, for going back.
@@ -107,6 +106,21 @@ class During {
 
   private:
     Ledger& ledger_;
+    Part before_;
+};
+
+// The same where there may be no ledger.
+class MaybeDuring {
+  public:
+    MaybeDuring(Ledger* ledger, Part part) : ledger_(ledger), before_(ledger != nullptr ? ledger->enter(part) : part) {}
+    ~MaybeDuring() {
+        if (ledger_ != nullptr) ledger_->enter(before_);
+    }
+    MaybeDuring(const MaybeDuring&) = delete;
+    MaybeDuring& operator=(const MaybeDuring&) = delete;
+
+  private:
+    Ledger* ledger_;
     Part before_;
 };
 

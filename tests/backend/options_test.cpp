@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "backend/host_flags.h"
@@ -19,36 +20,99 @@ TEST(Options, EveryRowIsCompleteAndUnique) {
         EXPECT_TRUE(flags.insert(o.flag).second) << o.flag;
         EXPECT_TRUE(variables.insert(o.variable).second) << o.variable;
         EXPECT_GT(std::string(o.help).size(), 20U) << o.flag;
-        EXPECT_NE(options_help(80).find(o.flag), std::string::npos);
-        EXPECT_NE(options_help(80).find(o.variable), std::string::npos);
+        for (const Place place : {Place::library, Place::tool, Place::run, Place::serve}) {
+            const bool shown =
+                options_help(80, place).find(std::string("  ") + o.flag + (o.value_name != nullptr ? " " : "\n")) !=
+                std::string::npos;
+            EXPECT_EQ(shown, works_in(o.where, place)) << o.flag;
+        }
+        EXPECT_NE(options_help(80, o.where == Where::serve_only ? Place::serve : Place::run).find(o.variable),
+                  std::string::npos);
     }
 }
 
 // The default that help tells is the one of the Config.
 TEST(Options, DefaultsInHelpAreTheDefaults) {
+    const Config fresh;
     for (const Option& o : options()) {
-        Config config;
-        config.cache_bytes = 5;
-        config.io_threads = 3;
-        config.dense_weights = DenseWeights::mmap;
-        config.io_engine = IoEngine::pread;
-        config.direct_io = false;
-        config.verbosity = Verbosity::debug;
-        ASSERT_TRUE(o.set(config, o.default_text).ok()) << o.flag;
-        const Config fresh;
-        const bool one_is_default = config.cache_bytes == fresh.cache_bytes || config.io_threads == fresh.io_threads ||
-                                    config.dense_weights == fresh.dense_weights ||
-                                    config.io_engine == fresh.io_engine || config.direct_io == fresh.direct_io ||
-                                    config.verbosity == fresh.verbosity;
-        EXPECT_TRUE(one_is_default) << o.flag;
+        const std::string value = o.get(fresh);
+        const std::string shown = value.empty()             ? "none"
+                                  : o.value_name == nullptr ? (value == "1" ? "on" : "off")
+                                                            : value;
+        EXPECT_EQ(o.default_text, shown) << o.flag;
     }
+}
+
+// What get() shows, set() takes, and shows again.
+TEST(Options, AValueGoesRoundTheTable) {
+    const std::map<std::string, std::vector<std::string>> values{
+        {"--cache-mb", {"auto", "7", "0.5", "8192"}},
+        {"--io-threads", {"1", "64"}},
+        {"--io-engine", {"auto", "io_uring", "pread"}},
+        {"--no-odirect", {"1", "0"}},
+        {"--dense-weights", {"anon", "warm", "mmap"}},
+        {"--record", {"a file.jsonl"}},
+        {"--csv", {"-x.csv"}},
+        {"--route-trace", {"r"}},
+        {"--io-trace", {"/tmp/i"}},
+        {"--compute-trace", {"c"}},
+        {"--compute-trace-layers", {"l"}},
+        {"--token-trace", {"t"}},
+        {"--token-trace-at", {"0", "100"}},
+        {"--progress", {"1", "0"}},
+        {"--live", {"1", "0"}},
+        {"--metrics-port", {"1", "65535"}},
+        {"--sluice-log", {"error", "warn", "info", "debug"}},
+    };
+    for (const Option& o : options()) {
+        const auto it = values.find(o.flag);
+        ASSERT_NE(it, values.end()) << o.flag << " has no value in this test";
+        for (const std::string& text : it->second) {
+            Config config;
+            ASSERT_TRUE(o.set(config, text).ok()) << o.flag << " " << text;
+            EXPECT_EQ(o.get(config), text) << o.flag;
+        }
+    }
+}
+
+TEST(Options, WhatMeansNothingInAPlaceIsAnError) {
+    for (const auto& [flag, place] : std::vector<std::pair<std::string, Place>>{{"--live", Place::serve},
+                                                                                {"--progress", Place::tool},
+                                                                                {"--metrics-port=9", Place::run},
+                                                                                {"--metrics-port=9", Place::library}}) {
+        Config config;
+        std::vector<std::string> a{flag};
+        const Status s = take_options(config, a, place);
+        ASSERT_FALSE(s.ok()) << flag;
+        EXPECT_NE(s.message().find("no effect"), std::string::npos) << s.message();
+    }
+    Config config;
+    const char* live[] = {"SLUICE_LIVE=1", nullptr};
+    EXPECT_FALSE(read_environment(config, live, Place::library).ok());
+    EXPECT_TRUE(read_environment(config, live, Place::run).ok());
+    EXPECT_TRUE(check_place(config, Place::run).ok());
+    EXPECT_FALSE(check_place(config, Place::library).ok());
+}
+
+TEST(Options, CombinationsThatCannotBeAreErrors) {
+    Config config;
+    config.record = config.csv = "same";
+    EXPECT_FALSE(validate(config).ok());
+    config.csv = "other";
+    EXPECT_TRUE(validate(config).ok());
+    config.token_trace_at = 3;
+    EXPECT_FALSE(validate(config).ok());
+    config.token_trace = "token";
+    EXPECT_TRUE(validate(config).ok());
+    config.progress = config.live = true;
+    EXPECT_FALSE(validate(config).ok());
 }
 
 TEST(Options, OursAreTakenOutAndTheRestKeepsItsOrder) {
     Config config;
     std::vector<std::string> a{"-m",           "x.gguf",         "--cache-mb",   "1.5", "-p",
                                "--no-odirect", "--io-threads=4", "--no-odirect", "-n",  "3"};
-    ASSERT_TRUE(take_options(config, a).ok());
+    ASSERT_TRUE(take_options(config, a, Place::run).ok());
     EXPECT_EQ(a, (std::vector<std::string>{"-m", "x.gguf", "-p", "--no-odirect", "-n", "3"}));
     EXPECT_EQ(config.cache_bytes, 1536 * KiB);
     EXPECT_EQ(config.io_threads, 4U);
@@ -58,21 +122,22 @@ TEST(Options, OursAreTakenOutAndTheRestKeepsItsOrder) {
 TEST(Options, AfterTwoDashesNothingIsOurs) {
     Config config;
     std::vector<std::string> a{"--", "--cache-mb", "7"};
-    ASSERT_TRUE(take_options(config, a).ok());
+    ASSERT_TRUE(take_options(config, a, Place::run).ok());
     EXPECT_EQ(a.size(), 3U);
     EXPECT_FALSE(config.cache_bytes.has_value());
 }
 
 TEST(Options, WhatDoesNotParseIsAnErrorThatNamesTheOption) {
     const std::vector<std::vector<std::string>> bad{
-        {"--cache-mb", "abc"},   {"--cache-mb", "0"},         {"--cache-mb", "-5"},   {"--cache-mb"},
-        {"--cache-mb="},         {"--io-threads", "0"},       {"--io-threads", "65"}, {"--io-threads", "4x"},
-        {"--io-engine", "fast"}, {"--dense-weights", "Anon"}, {"--no-odirect=1"},     {"--sluice-log", "loud"},
+        {"--cache-mb", "abc"},   {"--cache-mb", "0"},         {"--cache-mb", "-5"},        {"--cache-mb"},
+        {"--cache-mb="},         {"--io-threads", "0"},       {"--io-threads", "65"},      {"--io-threads", "4x"},
+        {"--io-engine", "fast"}, {"--dense-weights", "Anon"}, {"--no-odirect=1"},          {"--sluice-log", "loud"},
+        {"--record", ""},        {"--metrics-port", "0"},     {"--metrics-port", "65536"}, {"--token-trace-at", "-1"},
     };
     for (std::vector<std::string> a : bad) {
         Config config;
         const std::string flag = a[0].substr(0, a[0].find('='));
-        const Status s = take_options(config, a);
+        const Status s = take_options(config, a, Place::serve);
         EXPECT_FALSE(s.ok()) << a[0];
         EXPECT_NE(s.message().find(flag), std::string::npos) << s.message();
     }
@@ -81,13 +146,13 @@ TEST(Options, WhatDoesNotParseIsAnErrorThatNamesTheOption) {
 TEST(Options, TheEnvironmentIsReadAndItsMistakesAreErrors) {
     Config config;
     const char* good[] = {"PATH=/bin", "SLUICE_CACHE_MB=8G", "SLUICE_NO_ODIRECT=1", "SLUICE_CACHE_DIR=/x", nullptr};
-    ASSERT_TRUE(read_environment(config, good).ok());
+    ASSERT_TRUE(read_environment(config, good, Place::library).ok());
     EXPECT_EQ(config.cache_bytes, 8 * GiB);
     EXPECT_FALSE(config.direct_io);
     for (const char* entry :
          {"SLUICE_CASH_MB=1", "SLUICE_CACHE_MB=", "SLUICE_CACHE_MB=lots", "SLUICE_NO_ODIRECT=maybe"}) {
         const char* bad[] = {entry, nullptr};
-        const Status s = read_environment(config, bad);
+        const Status s = read_environment(config, bad, Place::library);
         EXPECT_FALSE(s.ok()) << entry;
         EXPECT_NE(s.message().find("SLUICE_"), std::string::npos);
     }

@@ -113,6 +113,7 @@ class OwningSim final : public Engine {
     void submit(std::span<const ReadOp> batch) override { sim_.submit(batch); }
     size_t wait(std::span<Completion> out) override { return sim_.wait(out); }
     [[nodiscard]] size_t outstanding() const override { return sim_.outstanding(); }
+    [[nodiscard]] const EngineTotals& totals() const override { return sim_.totals(); }
     [[nodiscard]] const char* name() const override { return sim_.name(); }
 
   private:

@@ -1,0 +1,88 @@
+#include "exec/node_trace.h"
+
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string_view>
+
+namespace sluice::exec {
+namespace {
+
+bool is_nothing(ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
+int64_t major_faults() {
+    rusage usage{};
+    return getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_majflt : 0;
+}
+
+// Which part a node outside the expert blocks belongs to, by the names that llama.cpp gives nodes and weights.
+trace::Part part_of(const ggml_tensor* node) {
+    const std::string_view name = node->name;
+    if (name.find("shexp") != std::string_view::npos) return trace::Part::shared;
+    for (const ggml_tensor* src : node->src) {
+        if (src != nullptr && std::string_view(src->name).find("shexp") != std::string_view::npos)
+            return trace::Part::shared;
+    }
+    return name.starts_with("ffn_moe_") ? trace::Part::router : trace::Part::dense;
+}
+
+struct FreeContext {
+    void operator()(ggml_context* c) const { ggml_free(c); }
+};
+
+}  // namespace
+
+int32_t layer_in_name(const char* name) {
+    const char* dash = std::strrchr(name, '-');
+    if (dash == nullptr || dash[1] < '0' || dash[1] > '9') return -1;
+    char* end = nullptr;
+    const long n = std::strtol(dash + 1, &end, 10);
+    return (*end == '\0' || *end == ' ') && n < 1'000'000 ? static_cast<int32_t>(n) : -1;
+}
+
+ggml_status compute_traced(ggml_backend_t backend, GraphCompute compute, ggml_cgraph* graph, trace::Pass& pass,
+                           bool routed, int32_t& layer) {
+    const int n = ggml_graph_n_nodes(graph);
+    if (n == 0) return GGML_STATUS_SUCCESS;
+    const std::unique_ptr<ggml_context, FreeContext> context(
+        ggml_init({ggml_graph_overhead_custom(static_cast<size_t>(n), false) + ggml_tensor_overhead(), nullptr, true}));
+    ggml_cgraph* piece = ggml_new_graph_custom(context.get(), static_cast<size_t>(n), false);
+    const bool single = pass.wants.nodes;
+
+    for (int i = 0; i < n;) {
+        ggml_tensor* first = ggml_graph_node(graph, i);
+        if (const int32_t named = layer_in_name(first->name); named >= 0) layer = named;
+        ggml_graph_clear(piece);
+        bool work = false;
+        int32_t next_layer = layer;
+        do {
+            ggml_tensor* node = ggml_graph_node(graph, i);
+            ggml_graph_add_node(piece, node);
+            work = work || !is_nothing(node->op);
+            if (++i == n) break;
+            const int32_t named = layer_in_name(ggml_graph_node(graph, i)->name);
+            next_layer = named >= 0 ? named : layer;
+        } while (!single && next_layer == layer);
+        if (!work) continue;
+
+        const trace::MaybeDuring part(routed ? nullptr : &pass.ledger, part_of(first));
+        const int64_t faults = major_faults();
+        const Nanos begin = pass.ledger.clock().now();
+        const ggml_status status = compute(backend, piece);
+        pass.node_events.push_back({.layer = layer,
+                                    .op = single ? ggml_op_name(first->op) : "LAYER",
+                                    .name = single ? first->name : "",
+                                    .wall = pass.ledger.clock().now() - begin,
+                                    .major_faults = major_faults() - faults,
+                                    .routed = routed});
+        if (status != GGML_STATUS_SUCCESS) return status;
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+}  // namespace sluice::exec

@@ -1,0 +1,17 @@
+// Owns: a short name for the contents of a model, for telling two runs' models apart.
+// Keeps: the same files give the same digest wherever they lie and whatever they are called.
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "model/gguf.h"
+
+namespace sluice::model {
+
+// XXH3-64 in hexadecimal, over each file's header, size and 64 samples of 4 KiB spread over it. No proof against
+// tampering: bytes between the samples may differ. Reads at most the headers and 256 KiB per file, through the page
+// cache.
+Result<std::string> sampled_digest(const GgufIndex& index);
+
+}  // namespace sluice::model

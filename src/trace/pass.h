@@ -1,0 +1,86 @@
+// Owns: what is counted while one row of the record happens.
+// Keeps: it is filled by one thread at a time; nothing in it allocates once its vectors have grown; what is not asked
+// for is not collected.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "trace/events.h"
+#include "trace/histogram.h"
+#include "trace/ledger.h"
+#include "trace/schema.h"
+
+namespace sluice::trace {
+
+// What the outputs that are on need. All false: only the counts that everybody gets.
+struct Wants {
+    bool rows = false;         // somebody follows the rows: latencies, layers, experts
+    bool routes = false;       // every routing
+    bool reads = false;        // every read
+    bool nodes = false;        // every node of the graph on its own
+    bool node_layers = false;  // the nodes of each layer together
+    int64_t capture_row = -1;  // the row of decode to be captured whole; -1: none
+};
+
+struct Pass {
+    Pass(const Clock& clock, PartMask watched) : ledger(clock, watched) {}
+
+    Ledger ledger;
+    Wants wants;
+    // A host that knows whether it is filling in a prompt or generating says so; otherwise a graph over one token
+    // counts as decode.
+    std::optional<Phase> told;
+    Phase phase = Phase::decode;
+    int32_t model = -1;   // number in the record; -1: no expert layer was reached yet
+    bool warmup = false;  // llama.cpp's own first run, with all experts: not a row
+    bool capturing = false;
+    // How far the graph has come.
+    enum class Stage : uint8_t { before_last_block, after_last_block, output_computed };
+    Stage stage = Stage::before_last_block;
+
+    int64_t tokens = 0;
+    int64_t lookups = 0, hits = 0;
+    int64_t reads = 0, retries = 0;
+    int64_t exact_bytes = 0, exact_physical = 0, engine_bytes = 0;
+    int64_t evictions = 0, rereads = 0, waves = 0;
+    Nanos read_busy = 0;
+    int64_t queue_depth_max = 0;
+    int64_t cache_resident = 0;
+    Histogram latency;  // of reads; only with wants.rows or wants.reads
+    uint64_t routes_digest = 0;
+
+    std::vector<Row::Layer> layers;  // by set; only with wants.rows
+    struct Use {
+        uint32_t set = 0, expert = 0;
+        uint32_t rows = 0;
+        bool miss = false;
+    };
+    std::vector<Use> uses;  // only with wants.rows
+    std::vector<RouteEvent> route_events;
+    std::vector<ReadEvent> read_events;
+    std::vector<NodeEvent> node_events;
+    std::vector<Span> spans;
+
+    // Makes ready for the next row; memory and ledger stay.
+    void clear_counts() {
+        model = -1;
+        warmup = false;
+        tokens = lookups = hits = reads = retries = 0;
+        exact_bytes = exact_physical = engine_bytes = 0;
+        evictions = rereads = waves = 0;
+        read_busy = 0;
+        queue_depth_max = cache_resident = 0;
+        latency.clear();
+        routes_digest = 0;
+        for (Row::Layer& l : layers) l = {};
+        uses.clear();
+        route_events.clear();
+        read_events.clear();
+        node_events.clear();
+        spans.clear();
+    }
+};
+
+}  // namespace sluice::trace

@@ -1,0 +1,212 @@
+#include "trace/recorder.h"
+
+#include "base/log.h"
+
+namespace sluice::trace {
+namespace {
+
+constexpr Nanos kSampleEvery = 100'000'000;
+constexpr uint64_t kCheckpointEvery = 256;  // rows
+
+// FNV-1a over the bytes of a number.
+uint64_t mix(uint64_t digest, uint64_t n) {
+    for (int i = 0; i < 8; ++i) {
+        digest = (digest ^ (n & 0xFFU)) * 0x100000001b3ULL;
+        n >>= 8U;
+    }
+    return digest;
+}
+
+}  // namespace
+
+template <typename Call>
+void Recorder::each(Call call) {
+    for (auto& s : sinks_) {
+        if (!s.alive) continue;
+        if (Status status = call(*s.sink); !status.ok()) {
+            s.alive = false;
+            failed(status);
+        }
+    }
+}
+
+template <typename Call>
+void Recorder::each_event_sink(Call call) {
+    for (auto& s : event_sinks_) {
+        if (!s.alive) continue;
+        if (Status status = call(*s.sink); !status.ok()) {
+            s.alive = false;
+            failed(status);
+        }
+    }
+}
+
+void Recorder::failed(const Status& status) {
+    log(LogLevel::warn, "{}; the run goes on without this output", status.message());
+    if (status_.ok()) status_ = status;
+}
+
+void Recorder::open() {
+    if (open_) return;
+    open_ = true;
+    begin_ = clock_.now();
+    each([&](Sink& s) { return s.begin(book_); });
+    if (sampler_) {  // what the first sample's growth is counted from
+        Row none;
+        sampler_(none, true);
+        last_sample_ = begin_;
+    }
+}
+
+void Recorder::set_header(Json header) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!open_) book_.header = std::move(header);
+}
+
+size_t Recorder::model(Json info, const std::vector<uint32_t>& shape) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open();
+    const size_t number = book_.models.size();
+    info["model"] = number;
+    book_.models.push_back(std::move(info));
+    ExpertUse use;
+    for (const uint32_t n : shape) {
+        use.uses.emplace_back(n, 0);
+        use.misses.emplace_back(n, 0);
+    }
+    book_.experts.push_back(std::move(use));
+    if (!ended_) each([&](Sink& s) { return s.model(book_, number); });
+    return number;
+}
+
+void Recorder::cache(size_t model, uint64_t bytes, uint64_t slots, uint64_t records, const std::string& why) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open();
+    Json j = {{"kind", "cache"}, {"model", model},     {"bytes", bytes},
+              {"slots", slots},  {"records", records}, {"why", why}};
+    book_.caches.push_back(j);
+    if (!ended_) each([&](Sink& s) { return s.cache(book_, j); });
+}
+
+void Recorder::load(Nanos duration, uint64_t dense_bytes, Json host) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open();
+    book_.load = {{"kind", "load"}, {"load_ns", duration}, {"dense_bytes", dense_bytes}, {"host", std::move(host)}};
+    if (!ended_) each([&](Sink& s) { return s.load(book_); });
+}
+
+void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
+    const bool decode = info.phase == Phase::decode;
+    // Tokens that are filled in after generated ones are a new prompt.
+    if (!decode && turn_has_decode_) {
+        ++turn_;
+        steps_[0] = steps_[1] = 0;
+        turn_has_decode_ = false;
+    }
+    turn_has_decode_ = turn_has_decode_ || decode;
+
+    row.turn = turn_;
+    row.phase = static_cast<int64_t>(info.phase);
+    row.step = steps_[static_cast<size_t>(info.phase)]++;
+    row.start = pass.ledger.begin() - begin_;
+    row.tokens = pass.tokens;
+    row.output_tokens = info.output_tokens;
+    row.wall = pass.ledger.wall();
+    for (size_t p = 0; p < kParts; ++p) {
+        if ((watched_ & bit(static_cast<Part>(p))) != 0) row.parts[p] = pass.ledger.spent(static_cast<Part>(p));
+    }
+    if (pass.model >= 0) {
+        row.model = pass.model;
+        row.exact_bytes = pass.exact_bytes;
+        row.exact_physical = pass.exact_physical;
+        row.engine_bytes = pass.engine_bytes;
+        row.lookups = pass.lookups;
+        row.hits = pass.hits;
+        row.misses = pass.lookups - pass.hits;
+        row.reads = pass.reads;
+        row.retries = pass.retries;
+        row.evictions_capacity = pass.evictions;
+        row.rereads = pass.rereads;
+        row.waves = pass.waves;
+        row.read_p50 = pass.latency.percentile(0.50);
+        row.read_p95 = pass.latency.percentile(0.95);
+        row.read_p99 = pass.latency.percentile(0.99);
+        if (pass.latency.count() > 0) row.read_max = pass.latency.largest();
+        row.read_busy = pass.read_busy;
+        row.queue_depth_max = pass.queue_depth_max;
+        row.cache_resident = pass.cache_resident;
+        row.layers = pass.layers;
+        for (const Json& c : book_.caches) {
+            if (c["model"] != pass.model) continue;
+            row.cache_bytes = c["bytes"].get<int64_t>();
+            row.cache_slots = c["slots"].get<int64_t>();
+        }
+    }
+    if (sampler_) {
+        const bool full = !sampled_ || clock_.now() - last_sample_ >= kSampleEvery;
+        sampler_(row, full);
+        if (full) last_sample_ = clock_.now();
+        sampled_ = true;
+    }
+}
+
+void Recorder::commit(Pass& pass, const RowInfo& info) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Ledger& ledger = pass.ledger;
+    ledger.mark();
+    const During writing(ledger, Part::record);
+    const bool something = pass.model >= 0 || info.output_tokens.known();
+    if (ended_ || pass.warmup || !something) {
+        pass.clear_counts();
+        ledger.next_row();
+        return;
+    }
+    open();
+    for (const Column& c : columns()) c.of(row_) = Measure();
+    row_.layers.clear();
+    fill(row_, pass, info);
+    ledger.next_row();
+
+    const uint64_t digest = pass.routes_digest;
+    book_.routes_digest = mix(book_.routes_digest, digest);
+    if (pass.model >= 0 && static_cast<size_t>(pass.model) < book_.experts.size()) {
+        ExpertUse& use = book_.experts[static_cast<size_t>(pass.model)];
+        for (const Pass::Use& u : pass.uses) {
+            use.uses[u.set][u.expert] += u.rows;
+            use.misses[u.set][u.expert] += u.miss ? 1 : 0;
+        }
+    }
+    book_.of(info.phase).add(row_, pass.latency);
+    each([&](Sink& s) { return s.row(book_, row_, info.text); });
+    each_event_sink([&](EventSink& s) { return s.events(row_, pass); });
+    pass.clear_counts();
+
+    const uint64_t decoded = book_.of(Phase::decode).rows;
+    if ((decoded + book_.of(Phase::prefill).rows) % kCheckpointEvery == 0) {
+        each([&](Sink& s) { return s.checkpoint(book_); });
+    }
+    pass.capturing = wants_.capture_row >= 0 && static_cast<int64_t>(decoded) == wants_.capture_row;
+    ledger.keep_spans(pass.capturing ? &pass.spans : nullptr);
+}
+
+void Recorder::end(Ending ending) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_) return;
+    open();
+    ended_ = true;
+    book_.ending = std::move(ending);
+    each([&](Sink& s) { return s.end(book_); });
+    each_event_sink([&](EventSink& s) { return s.end(); });
+}
+
+Status Recorder::status() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return status_;
+}
+
+void Recorder::with_book(const std::function<void(const Book&)>& look) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    look(book_);
+}
+
+}  // namespace sluice::trace
