@@ -1,0 +1,36 @@
+// Owns: pages for the browser test, made as `sluice report` makes them, without llama.cpp.
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <vector>
+
+#include "report/data.h"
+#include "report/page.h"
+#include "report/text.h"
+
+int main(int argc, char** argv) {
+    using namespace sluice;
+    if (argc < 3) {
+        std::fputs("usage: make_page OUTPUT.html|OUTPUT.json|OUTPUT.md RECORD...\n", stderr);
+        return 2;
+    }
+    std::vector<trace::Record> records;
+    for (int i = 2; i < argc; ++i) {
+        auto record = trace::read_record(argv[i]);
+        if (!record.ok()) {
+            std::fprintf(stderr, "%s\n", record.status().message().c_str());
+            return 1;
+        }
+        records.push_back(std::move(*record));
+    }
+    const trace::Json data = report::report_data(records);
+    const std::string path = argv[1];
+    std::ofstream out(path, std::ios::binary);
+    if (path.ends_with(".json")) {
+        out << data.dump(1) << "\n";
+    } else {
+        out << (path.ends_with(".md") ? report::text_report(data) : report::html_page(data));
+    }
+    return out.good() ? 0 : 1;
+}
