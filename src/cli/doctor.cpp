@@ -394,18 +394,18 @@ std::string report(const machine::Examination& exam, const std::string& path, st
     return out + "\n" + counted(findings) + "\n";
 }
 
-Result<Asked> parse(const std::vector<std::string>& arguments) {
+Result<Asked> parse(std::vector<std::string> arguments) {
     Asked asked;
     for (size_t i = 0; i < arguments.size(); ++i) {
-        const std::string& a = arguments[i];
+        std::string& a = arguments[i];
         if (a == "--json") {
             asked.json = true;
         } else if (a == "--no-probe") {
             asked.probe = false;
         } else if ((a == "-m" || a == "--model") && i + 1 < arguments.size() && asked.path.empty()) {
-            asked.path = arguments[++i];
+            asked.path = std::move(arguments[++i]);
         } else if (!a.starts_with('-') && !a.empty() && asked.path.empty()) {
-            asked.path = a;
+            asked.path = std::move(a);
         } else {
             return error(Code::invalid_argument, "do not understand \"{}\"; sluice doctor --help", a);
         }
@@ -417,7 +417,7 @@ Result<Asked> parse(const std::vector<std::string>& arguments) {
 
 int doctor_command(std::vector<std::string> arguments) {
     if (asks_help(arguments)) return print_help(help_text(*find_command("doctor")));
-    const auto asked = parse(arguments);
+    const auto asked = parse(std::move(arguments));
     if (!asked.ok()) return fail(asked.status(), kUsage);
     const auto exam = examine(*asked);
     if (!exam.ok()) return fail(exam.status(), kFailed);

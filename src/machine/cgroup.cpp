@@ -1,5 +1,7 @@
 #include "machine/cgroup.h"
 
+#include <fmt/core.h>
+
 #include <sstream>
 
 #include "machine/text.h"
@@ -32,8 +34,8 @@ std::vector<Hierarchy> hierarchies(const std::string& root, const std::string& c
         if (!group.starts_with('/')) continue;
         if (controllers.empty()) {
             found.push_back({2, upward(root + "/sys/fs/cgroup", group)});
-        } else if (("," + controllers + ",").find("," + controller + ",") != std::string::npos) {
-            found.push_back({1, upward(root + "/sys/fs/cgroup/" + controller, group)});
+        } else if (fmt::format(",{},", controllers).find(fmt::format(",{},", controller)) != std::string::npos) {
+            found.push_back({1, upward(fmt::format("{}/sys/fs/cgroup/{}", root, controller), group)});
         }
     }
     return found;

@@ -265,7 +265,7 @@ Finding check_memlock(const Exam& e) {
     if (!kernel) return unknown("whether locked memory matters depends on the kernel, whose version is not known");
     const std::string limit = *f.memlock_limit == kUnlimited ? "no limit" : human_bytes(*f.memlock_limit);
     // Since 5.12 rings are charged to the memory cgroup; Sluice locks nothing itself.
-    if (*kernel >= KernelVersion{5, 12}) return fine(fmt::format("{} to lock; this kernel asks for none", limit));
+    if (!(*kernel < KernelVersion{5, 12})) return fine(fmt::format("{} to lock; this kernel asks for none", limit));
     if (*f.memlock_limit >= MiB) return fine(fmt::format("{} to lock", limit));
     return found(Severity::warning, fmt::format("only {} may be locked, and this kernel counts rings as that", limit),
                  "ulimit -l 65536 (for good: memlock in /etc/security/limits.conf)",
@@ -552,6 +552,7 @@ std::vector<Finding> diagnose(const Examination& examination) {
 
 std::vector<std::string_view> finding_ids() {
     std::vector<std::string_view> ids;
+    ids.reserve(kChecks.size());
     for (const Check& c : kChecks) ids.push_back(c.id);
     return ids;
 }

@@ -69,7 +69,10 @@ Attempt try_io_uring();
 struct KernelVersion {
     uint64_t major = 0;
     uint64_t minor = 0;
-    auto operator<=>(const KernelVersion&) const = default;
+    bool operator==(const KernelVersion&) const = default;
+    bool operator<(const KernelVersion& other) const {
+        return major != other.major ? major < other.major : minor < other.minor;
+    }
 };
 std::optional<KernelVersion> parse_kernel(std::string_view release);
 

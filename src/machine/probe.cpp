@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -33,8 +34,8 @@ Aligned aligned(const io::File& file, const Target& t) {
     return {begin, static_cast<uint32_t>(end - begin), static_cast<uint32_t>(t.offset + bytes - begin)};
 }
 
-Nanos percentile(std::vector<Nanos>& sorted, double part) {
-    return sorted[static_cast<size_t>(part * static_cast<double>(sorted.size() - 1) + 0.5)];
+Nanos percentile(const std::vector<Nanos>& sorted, double part) {
+    return sorted[static_cast<size_t>(std::lround(part * static_cast<double>(sorted.size() - 1)))];
 }
 
 // The kernel keeps a file in folios of up to this size, and drops only whole ones.
@@ -104,7 +105,8 @@ Result<ProbeRun> run_reads(io::Engine& engine, const Clock& clock, const RunPlan
     if (!memory.ok()) return memory.status();
     // Touched before the clock runs: first touch can cost more than the reads.
     std::memset(memory->data(), 0, memory->size());
-    auto* const base = reinterpret_cast<std::byte*>(align_up(reinterpret_cast<uintptr_t>(memory->data()), kMostAlign));
+    const auto address = reinterpret_cast<uintptr_t>(memory->data());
+    std::byte* const base = memory->data() + (align_up(address, kMostAlign) - address);
 
     std::vector<Nanos> began(plan.lanes);
     std::vector<uint64_t> wanted(plan.lanes);

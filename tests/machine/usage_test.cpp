@@ -1,5 +1,6 @@
 #include "machine/usage.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -109,13 +110,13 @@ TEST(Usage, WhatCannotBeReadIsAbsent) {
 
 TEST(Usage, WhatIsNoNumberIsAbsent) {
     const Tree tree;
-    for (const std::string value : {"", "-1", "x", "12x", "1.5", "18446744073709551616", "99999999999999999999999"}) {
-        tree.write("proc/self/status", "VmRSS: " + value + "\nVmHWM:" + value + "\nRssAnon: " + value +
-                                           " kB\nRssFile:\t" + value + "\nVmSwap: " + value);
-        tree.write("proc/self/io", "read_bytes: " + value + "\n");
-        tree.write("proc/meminfo", "MemFree: " + value + "\nMemAvailable: " + value + "\nSwapFree: " + value + "\n");
-        tree.write("proc/pressure/io", "some total=" + value + "\nfull " + value + "\n");
-        tree.write("proc/pressure/memory", "some " + value + "\nfull total=" + value + "\n");
+    for (const char* value : {"", "-1", "x", "12x", "1.5", "18446744073709551616", "99999999999999999999999"}) {
+        tree.write("proc/self/status",
+                   fmt::format("VmRSS: {0}\nVmHWM:{0}\nRssAnon: {0} kB\nRssFile:\t{0}\nVmSwap: {0}", value));
+        tree.write("proc/self/io", fmt::format("read_bytes: {}\n", value));
+        tree.write("proc/meminfo", fmt::format("MemFree: {0}\nMemAvailable: {0}\nSwapFree: {0}\n", value));
+        tree.write("proc/pressure/io", fmt::format("some total={0}\nfull {0}\n", value));
+        tree.write("proc/pressure/memory", fmt::format("some {0}\nfull total={0}\n", value));
         expect_nothing(usage(tree.root()));
     }
     // Too large in bytes, though the number of kilobytes fits.
