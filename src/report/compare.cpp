@@ -73,6 +73,11 @@ void flatten(const Json& j, const std::string& key, int depth, std::vector<Fact>
     }
 }
 
+// Where a run wrote to says nothing of the run.
+bool is_output(const std::string& group, const std::string& key) {
+    return group == "options" && (key == "record" || key == "csv");
+}
+
 bool is_volatile(const std::string& key) {
     const size_t dot = key.rfind('.');
     const std::string last = dot == std::string::npos ? key : key.substr(dot + 1);
@@ -199,10 +204,14 @@ std::vector<FactGroup> facts_of(const Record& record) {
     numbered("cache", record.book.caches);
     if (record.book.load.is_object()) {
         for (const auto& [key, value] : record.book.load.items()) {
-            if (key != "kind") flatten(value, key == "load_ns" ? key : "load." + key, 0, facts_in("run"));
+            if (key == "kind") continue;
+            if (key == "host") {
+                flatten(value, "", 0, facts_in("host"));
+            } else {
+                flatten(value, key == "load_ns" ? key : "load." + key, 0, facts_in("run"));
+            }
         }
     }
-    // A head may have a key "" or one that holds nothing but more of them.
     std::vector<Fact>& run = facts_in("run");
     for (FactGroup& g : groups) {
         if (&g.facts == &run) continue;
@@ -222,7 +231,7 @@ std::vector<DifferenceGroup> differences(std::span<const Record> records) {
             auto to = std::find_if(out.begin(), out.end(), [&](const auto& g) { return g.name == group.name; });
             if (to == out.end()) to = out.insert(out.end(), {group.name, {}});
             for (const Fact& fact : group.facts) {
-                if (is_volatile(fact.key)) continue;
+                if (is_volatile(fact.key) || is_output(group.name, fact.key)) continue;
                 auto& list = to->differences;
                 auto row = std::find_if(list.begin(), list.end(), [&](const auto& d) { return d.key == fact.key; });
                 if (row == list.end())

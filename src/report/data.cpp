@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <filesystem>
 
 namespace sluice::report {
 namespace {
@@ -22,10 +21,8 @@ using trace::Totals;
 constexpr size_t kMaxCurve = 400;  // points of a latency curve
 constexpr size_t kMaxLayers = 1024;
 
-// Six digits are more than a plot or a table shows, and half as long in the page.
 Json number(std::optional<double> value) {
-    if (!value || !std::isfinite(*value)) return nullptr;
-    return std::strtod(fmt::format("{:.6g}", *value).c_str(), nullptr);
+    return plain_number(value);
 }
 
 Json number(double value) {
@@ -34,11 +31,6 @@ Json number(double value) {
 
 Json number(Measure m) {
     return m.known() ? Json(m.value()) : Json(nullptr);
-}
-
-std::string valid(const std::string& text) {
-    const std::string quoted = Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
-    return Json::parse(quoted).get<std::string>();
 }
 
 std::optional<double> figure(const char* name, const Totals& totals) {
@@ -317,7 +309,7 @@ Json status_json(const Record& record) {
         words += record.cut_short ? ", in the middle of a line." : ".";
         return {{"state", "unended"}, {"words", words}, {"error", nullptr}};
     }
-    const Json why = e.error.empty() ? Json(nullptr) : Json(valid(e.error));
+    const Json why = e.error.empty() ? Json(nullptr) : Json(valid_text(e.error));
     if (e.status == "ok") return {{"state", "ok"}, {"words", "Ended well."}, {"error", why}};
     if (e.status == "interrupted") return {{"state", "interrupted"}, {"words", "Interrupted."}, {"error", why}};
     if (e.status == "failed") return {{"state", "failed"}, {"words", "Failed."}, {"error", why}};
@@ -332,20 +324,6 @@ std::string text_at(const Json& j, const char* key) {
 Json estimate_json(const std::optional<Estimate>& e) {
     if (!e) return nullptr;
     return {{"median", number(e->median)}, {"low", number(e->low)}, {"high", number(e->high)}};
-}
-
-// "A: file": the letter alone tells records of one name apart.
-std::vector<std::string> names_of(std::span<const Record> records) {
-    std::vector<std::string> names;
-    for (const Record& r : records) {
-        std::string name = std::filesystem::path(r.path).filename().string();
-        for (const char* ending : {".jsonl", ".json"}) {
-            if (name.ends_with(ending) && name.size() > std::string_view(ending).size())
-                name.resize(name.size() - std::string_view(ending).size());
-        }
-        names.push_back(valid(name));
-    }
-    return names;
 }
 
 Json comparison_json(std::span<const Record> records, const std::vector<Speed>& speeds) {
@@ -372,7 +350,24 @@ Json comparison_json(std::span<const Record> records, const std::vector<Speed>& 
 
 }  // namespace
 
-Json report_data(std::span<const Record> records) {
+// Six digits are more than a plot or a table shows, and half as long in the page.
+Json plain_number(std::optional<double> value) {
+    if (!value || !std::isfinite(*value)) return nullptr;
+    return std::strtod(fmt::format("{:.6g}", *value).c_str(), nullptr);
+}
+
+std::string valid_text(const std::string& text) {
+    const std::string quoted = Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+    return Json::parse(quoted).get<std::string>();
+}
+
+std::string name_of_file(const std::string& path) {
+    std::string name = path.substr(path.rfind('/') + 1);
+    if (name.ends_with(".jsonl") && name.size() > 6) name.resize(name.size() - 6);
+    return valid_text(name);
+}
+
+Json report_data(std::span<const Record> records, std::span<const RaceResult> races) {
     Json columns = Json::object();
     for (const Column& c : trace::columns()) {
         if (c.total != trace::Total::none) columns[c.name] = {{"help", c.help}};
@@ -382,7 +377,6 @@ Json report_data(std::span<const Record> records) {
 
     Json list = Json::array();
     std::vector<Speed> speeds;
-    const std::vector<std::string> names = names_of(records);
     for (size_t i = 0; i < records.size(); ++i) {
         const Record& r = records[i];
         speeds.push_back(speed_of(r, i));
@@ -400,7 +394,7 @@ Json report_data(std::span<const Record> records) {
         }
         const Speed& s = speeds.back();
         list.push_back({{"letter", std::string(1, static_cast<char>('A' + i % kMaxRecords))},
-                        {"name", names[i]},
+                        {"name", name_of_file(r.path)},
                         {"model", model.empty() ? Json(nullptr) : Json(model)},
                         {"program", text_at(r.book.header, "program")},
                         {"scope", text_at(r.book.header, "scope")},
@@ -420,12 +414,14 @@ Json report_data(std::span<const Record> records) {
                           {"tokens_per_second", estimate_json(s.tokens_per_second)}}},
                         {"facts", std::move(facts)}});
     }
+    Json race_list = Json::array();
+    for (const RaceResult& race : races) race_list.push_back(race_data(race));
     return {{"figures", std::move(figures)},
             {"columns", std::move(columns)},
             {"resamples", kResamples},
             {"records", std::move(list)},
             {"comparison", records.size() > 1 ? comparison_json(records, speeds) : Json(nullptr)},
-            {"race", nullptr}};
+            {"races", std::move(race_list)}};
 }
 
 }  // namespace sluice::report

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "report/compare.h"
+#include "report/race.h"
 #include "trace/record_file.h"
 
 namespace sluice::report {
@@ -17,6 +18,17 @@ inline constexpr size_t kMaxBins = 800;
 inline constexpr size_t kMaxCells = 150'000;
 inline constexpr size_t kMaxRecords = 26;  // they are called A to Z
 
-trace::Json report_data(std::span<const trace::Record> records);
+// Runs, races, or both.
+trace::Json report_data(std::span<const trace::Record> records, std::span<const RaceResult> races = {});
+
+// One race, of which all numbers are the judge's (race.h).
+trace::Json race_data(const RaceResult& race);
+
+// Rounded to what is shown; null where it is absent.
+trace::Json plain_number(std::optional<double> value);
+// With what is no UTF-8 replaced.
+std::string valid_text(const std::string& text);
+// The last part of a path, without ".jsonl".
+std::string name_of_file(const std::string& path);
 
 }  // namespace sluice::report

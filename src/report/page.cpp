@@ -14,7 +14,9 @@ using trace::Json;
 std::string part_of_page(std::string_view name, const Json& data) {
     if (name == "title") {
         std::string title;
-        for (const Json& r : data["records"]) title += (title.empty() ? "" : ", ") + r["name"].get<std::string>();
+        for (const char* list : {"records", "races"}) {
+            for (const Json& r : data[list]) title += (title.empty() ? "" : ", ") + r["name"].get<std::string>();
+        }
         return escape_html(title);
     }
     if (name == "css") return std::string(page_css());

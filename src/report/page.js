@@ -106,7 +106,7 @@
   // ---- what can be chosen
 
   const state = {
-    phase: records.some((r) => r.decode) ? "decode" : "prefill",
+    phase: records.some((r) => r.decode) || records.length === 0 ? "decode" : "prefill",
     record: 0,
     table: "uses",
     experts: 0,
@@ -759,6 +759,94 @@
     };
   }
 
+  // ---- a race: arms against a baseline, in cells of memory
+
+  // One group of bars per cell, one bar per arm, with the interval of its median.
+  function racePlot(race) {
+    const phase = state.phase;
+    const most = race.cells.flatMap((c) => c.entries.map((e) => e[phase].median)).filter(isNumber);
+    if (most.length === 0) return "No speed of " + phase + " was measured in this race.";
+    const cells = race.cells.map((c) => c.ram_bytes === null ? c.name : bytes(c.ram_bytes));
+    const entry = (c, arm) => c.entries.find((e) => e.arm === arm);
+    const bars = race.arms.map((a, arm) => ({
+      name: String(arm), type: "bar", barMaxWidth: 40, emphasis: {disabled: true},
+      itemStyle: {color: colours[recordColour(arm)]},
+      data: race.cells.map((c) => {
+        const m = entry(c, arm) ? entry(c, arm)[phase] : null;
+        return {value: m ? m.median : null, itemStyle: m && m.counts ? {} : {opacity: .3}};
+      }),
+    }));
+    // An error bar stands in the middle of its bar, which is found by drawing it into the same layout.
+    const whisker = (a, arm) => ({
+      name: String(arm), type: "custom", silent: true, z: 5, encode: {x: 0, y: [1, 2]},
+      data: race.cells.map((c, k) => [k, ...(entry(c, arm) && entry(c, arm)[phase].interval || [null, null])]).filter((d) => isNumber(d[1])),
+      renderItem: (parameters, api) => {
+        const layout = api.barLayout({barMaxWidth: 40, count: race.arms.length})[arm];
+        const x = api.coord([api.value(0), 0])[0] + layout.offsetCenter;
+        const [low, high] = [api.coord([0, api.value(1)])[1], api.coord([0, api.value(2)])[1]];
+        const stroke = (shape) => ({type: "line", shape, style: {stroke: colours.ink, lineWidth: 1.5}});
+        return {type: "group", children: [stroke({x1: x, y1: low, x2: x, y2: high}),
+          stroke({x1: x - 5, y1: low, x2: x + 5, y2: low}), stroke({x1: x - 5, y1: high, x2: x + 5, y2: high})]};
+      },
+    });
+    return {
+      height: 340,
+      legend: race.arms.map((a, arm) => ({text: a.name + (a.baseline ? " (baseline)" : ""), colour: recordColour(arm), series: [String(arm)], help: a.command})),
+      how: "Median speed of each arm in each cell of memory, with its 95 % interval. A pale bar does not count, a "
+        + "missing one was not measured or failed; the table says why. Only bars of one cell may be compared.",
+      option: {
+        grid: grid(),
+        xAxis: xAxis("memory", {type: "category", data: cells, min: undefined, max: undefined}),
+        yAxis: yAxis("tok/s"),
+        series: [...bars, ...race.arms.map(whisker)],
+        tooltip: tooltip((at) => {
+          const c = race.cells[at[0].dataIndex];
+          return tip(cells[at[0].dataIndex] + " (" + c.name + ")", c.entries.map((e) => {
+            const m = e[phase];
+            return [recordColour(e.arm), race.arms[e.arm].name, isNumber(m.median)
+              ? decimal(m.median) + (m.interval ? " (" + decimal(m.interval[0]) + " to " + decimal(m.interval[1]) + ")" : "") + " tok/s" + (m.counts ? "" : ", " + m.verdict) : m.verdict];
+          }));
+        }, {axisPointer: {type: "shadow", shadowStyle: {color: withAlpha(colours.soft, .1)}}}),
+      },
+    };
+  }
+
+  function raceCards(race, number) {
+    const range = (i) => i === null ? "" : " (" + decimal(i[0]) + " to " + decimal(i[1]) + ")";
+    const rows = race.cells.flatMap((c) => [
+      make("tr.group", [make("th", c.ram_bytes === null ? c.name : bytes(c.ram_bytes) + " (" + c.name + ")", {colspan: "6", scope: "colgroup"})]),
+      ...c.entries.flatMap((e) => ["decode", "prefill"].map((phase) => {
+        const m = e[phase];
+        const faster = m.verdict === "faster" || m.verdict === "slower";
+        return make("tr", [
+          make("th", [race.arms[e.arm].name + ", " + phase, phase === "decode" && (e.left_out || e.error)
+            ? make("span.help", e.left_out || e.error) : null], {scope: "row"}),
+          isNumber(m.median) ? make("td", decimal(m.median) + range(m.interval)) : make("td.absent", NOTHING),
+          isNumber(m.ratio) ? make("td", decimal(m.ratio) + range(m.ratio_interval)) : make("td.absent", "none"),
+          make("td" + (m.verdict === "faster" ? ".faster" : ""), m.verdict),
+          valueCell(isNumber(e.read_bytes) ? bytes(e.read_bytes) : NOTHING),
+          valueCell(isNumber(e.peak_bytes) ? bytes(e.peak_bytes) : NOTHING)]);
+      }))]);
+    const about = race.arms.map((a) => make("tr", [
+      make("th", a.name + (a.baseline ? " (baseline)" : ""), {scope: "row"}),
+      make("td", [a.command, a.version ? make("span.help", a.version) : null, a.includes ? make("span.help", a.includes) : null])]));
+    const baseline = race.arms.find((a) => a.baseline);
+    return [
+      plotCard("race" + number, records.length > 0 || data.races.length > 1 ? "Race: " + race.name : "Speed of the arms", true, () => racePlot(race)),
+      card("race" + number + "-table", "Ratios to " + (baseline ? baseline.name : "the baseline"), true, [
+        tableOf(["", "tok/s", "ratio", "says", "read per run", "peak of memory"], rows),
+        ...race.remarks.map((r) => make("p.note", r)),
+        make("details", [make("summary", "The arms"), tableOf(["arm", "command"], about, "words")])],
+        [race.machine, race.model].filter((t) => t).join("; ")),
+    ];
+  }
+
+  function raceLine(race) {
+    return make("div.run", [
+      make("strong", race.name), make("span.badge." + race.state, race.state === "ok" ? "ok" : "did not end"),
+      make("span.soft", "race" + (race.time ? ", " + race.time : ""))]);
+  }
+
   // ---- tables
 
   function tableOf(head, rows, kind) {
@@ -900,13 +988,16 @@
   // ---- all of it
 
   function build() {
-    document.getElementById("title").textContent = records.length === 1 ? records[0].name
-      : records.length + " runs compared";
-    document.getElementById("status").append(make("div.runs", records.map(statusLine)));
+    const races = data.races;
+    const several = [[records, records.length === 1 ? " run" : " runs compared"], [races, races.length === 1 ? " race" : " races"]]
+      .filter(([list]) => list.length > 0).map(([list, text]) => list.length + text).join(" and ");
+    document.getElementById("title").textContent = records.length + races.length === 1
+      ? [...records, ...races][0].name : several;
+    document.getElementById("status").append(make("div.runs", [...records.map(statusLine), ...races.map(raceLine)]));
     if (records.length === 1) document.getElementById("key").append(...keyFigures(records[0]));
 
     const controls = document.getElementById("controls");
-    if (records.some((r) => r.decode) && records.some((r) => r.prefill))
+    if (races.length > 0 || (records.some((r) => r.decode) && records.some((r) => r.prefill)))
       controls.append(choice("Phase", [["decode", "decode"], ["prefill", "prefill"]], state.phase, (v) => { state.phase = v; }));
     if (records.length > 1)
       controls.append(choice("Plots of one record show", records.map((r, i) => [i, r.letter]), 0, (v) => {
@@ -916,15 +1007,15 @@
 
     const tables = choice("", [["uses", "uses"], ["misses", "misses"]], state.table, (v) => { state.table = v; });
     const area = document.getElementById("plots");
-    const one = (title) => title;
     if (data.comparison !== null) {
       area.append(plotCard("speeds", "Median speed of each record", false, speedsPlot),
                   plotCard("ratio", "Against " + records[0].letter, false, ratioPlot));
     }
-    area.append(
+    races.forEach((race, i) => area.append(...raceCards(race, i)));
+    if (records.length > 0) area.append(
       plotCard("speed", "Speed over the run", true, speedPlot),
       plotCard("total", "Where an average token goes", true, totalPlot),
-      plotCard("parts", one("Where each token goes"), true, partsPlot),
+      plotCard("parts", "Where each token goes", true, partsPlot),
       plotCard("layers", "Standing still, by layer", false, layersPlot),
       plotCard("cache", "The cache", false, cachePlot),
       plotCard("latency", "Latency of reads", false, latencyPlot),
@@ -933,7 +1024,7 @@
 
     const below = document.getElementById("tables");
     if (data.comparison !== null) below.append(ratiosCard(), differencesCard());
-    below.append(summaryCard(), configurationCard());
+    if (records.length > 0) below.append(summaryCard(), configurationCard());
     document.getElementById("main").hidden = false;
   }
 

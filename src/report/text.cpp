@@ -289,7 +289,7 @@ std::string spell_figure(const Json& value, const std::string& unit, bool fracti
 }
 
 std::string text_report(const Json& data) {
-    std::string out = "# Sluice report\n\n";
+    std::string out = data["records"].empty() ? "" : "# Sluice report\n\n";
     for (const Json& r : data["records"]) {
         out += fmt::format("## {}\n\n", title_of(r));
         if (r["model"].is_string()) out += fmt::format("Model {}. ", quoted(r["model"].get<std::string>()));
@@ -301,6 +301,7 @@ std::string text_report(const Json& data) {
         out += where_it_goes(r);
     }
     if (data["comparison"].is_object()) out += comparison(data);
+    for (const Json& race : data["races"]) out += race["text"].get<std::string>() + "\n";  // the judge's own
     while (out.ends_with("\n\n")) out.pop_back();
     return out;
 }

@@ -134,7 +134,7 @@ def check(holds, name, what):
 
 
 # Of each plot: whether it has a picture, and whether that has more than one colour; or why there is none.
-PLOTS = """[...document.querySelectorAll("#plots > section")].map((card) => {
+PLOTS = """[...document.querySelectorAll("#plots > section")].filter((card) => card.querySelector(".body")).map((card) => {
   const canvas = card.querySelector("canvas");
   const absent = card.querySelector(".absent-plot");
   let colours = 0;
@@ -203,6 +203,8 @@ PAGES = [  # name, records, plots that are drawn, texts that are there
     ("prefill", ["prefill_only"], ALL, ["prefill speed"]),
     ("row", ["one_row"], None, ["decode speed"]),
     ("hostile", ["hostile"], ALL, ["<b>bold</b></script>", "failed"]),
+    ("race", ["../races/win"], {"race0"}, ["Ratios to stock", "faster"]),
+    ("races", ["../races/killed", "../races/hostile", "../races/drift", "complete"], None, ["drift: discarded", "did not end"]),
     ("mixed", ["nulls", "header_only", "complete", "hostile"], None, ["4 runs compared", "not measured"]),
 ]
 

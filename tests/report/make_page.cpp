@@ -16,15 +16,21 @@ int main(int argc, char** argv) {
         return 2;
     }
     std::vector<trace::Record> records;
+    std::vector<report::RaceResult> races;
     for (int i = 2; i < argc; ++i) {
         auto record = trace::read_record(argv[i]);
-        if (!record.ok()) {
+        if (record.ok()) {
+            records.push_back(std::move(*record));
+            continue;
+        }
+        auto race = report::read_race(argv[i]);
+        if (!race.ok()) {
             std::fprintf(stderr, "%s\n", record.status().message().c_str());
             return 1;
         }
-        records.push_back(std::move(*record));
+        races.push_back(std::move(*race));
     }
-    const trace::Json data = report::report_data(records);
+    const trace::Json data = report::report_data(records, races);
     const std::string path = argv[1];
     std::ofstream out(path, std::ios::binary);
     if (path.ends_with(".json")) {
