@@ -37,6 +37,7 @@ int bench_command(std::vector<std::string> arguments);
 int perplexity_command(std::vector<std::string> arguments);
 int inspect_command(std::vector<std::string> arguments);
 int doctor_command(std::vector<std::string> arguments);
+int report_command(std::vector<std::string> arguments);
 
 // One line "sluice: error: ..." on standard error.
 int fail(const Status& status, int code);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kWidth = 100;
 
-constexpr std::array<Command, 7> kCommands{{
+constexpr std::array<Command, 8> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
      "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
@@ -36,6 +36,13 @@ constexpr std::array<Command, 7> kCommands{{
      "was found, what to change and what that gains. Changes nothing. The exit code is 0 if nothing is worse than a "
      "note, else 1.",
      nullptr, doctor_command},
+    {"report", "RECORD... [-o FILE] [--png FILE] [--text]", "what a run was, as a page with plots or as text",
+     "Reads what sluice run --record (or the race of bench/race) wrote and makes one HTML file of it that needs "
+     "nothing else: report.html, unless -o names another (- is standard output). Several records are compared: what "
+     "differs between them, and their speeds with intervals. --text writes the same in words and tables, as Markdown, "
+     "to standard output. --png draws the page with the Chromium or Chrome that is installed. With --text or --png "
+     "there is a page only if -o asks for it.",
+     nullptr, report_command},
 }};
 
 // A leading "-" must not be taken for a roff hyphen, nor a leading "." for a request.
