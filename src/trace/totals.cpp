@@ -132,14 +132,20 @@ Measure asked_of_drive(const Row& row) {
 }
 
 Measure counted_tokens(const Totals& totals) {
-    return totals.sum.output_tokens.known() ? totals.sum.output_tokens : totals.sum.tokens;
+    const bool came_out = totals.phase == Phase::decode && totals.sum.output_tokens.known();
+    return came_out ? totals.sum.output_tokens : totals.sum.tokens;
 }
 
 std::optional<double> share_of_wall(Part part, const Totals& totals) {
     return ratio(number(totals.sum.parts[static_cast<size_t>(part)]), number(totals.sum.wall));
 }
 
+std::optional<double> hit_rate(const Row::Layer& layer) {
+    return ratio(static_cast<double>(layer.hits), static_cast<double>(layer.lookups));
+}
+
 void Totals::add(const Row& row) {
+    if (row.phase == Measure(0)) phase = Phase::prefill;
     for (const Column& c : columns()) {
         const Measure m = value_of(c, row);
         if (!m.known()) continue;

@@ -20,6 +20,7 @@ Measure asked_of_drive(const Row& row);  // bytes for experts, needed or predict
 
 // Of the rows of one phase.
 struct Totals {
+    Phase phase = Phase::decode;
     Row sum;  // columns totalled as the schema says; `layers` added up
     uint64_t rows = 0;
     Histogram reads;  // issue to ready
@@ -35,6 +36,7 @@ struct Totals {
 Measure counted_tokens(const Totals& totals);
 // Of the wall time.
 std::optional<double> share_of_wall(Part part, const Totals& totals);
+std::optional<double> hit_rate(const Row::Layer& layer);
 
 // A number made from totals.
 struct Figure {
