@@ -9,7 +9,7 @@ if(failed)
     message(FATAL_ERROR "scripts/setup.sh --print-echarts-dir failed")
 endif()
 set(SLUICE_ECHARTS_FILES ${SLUICE_ECHARTS}/dist/echarts.min.js ${SLUICE_ECHARTS}/LICENSE ${SLUICE_ECHARTS}/NOTICE
-                         ${SLUICE_ECHARTS}/licenses/LICENSE-d3)
+                         ${SLUICE_ECHARTS}/licenses/LICENSE-d3 ${SLUICE_ECHARTS}/licenses/LICENSE-zrender)
 foreach(file ${SLUICE_ECHARTS_FILES})
     if(NOT EXISTS ${file})
         message(FATAL_ERROR "Apache ECharts is not there (${file}). Run make setup, or scripts/setup.sh --echarts-only.")

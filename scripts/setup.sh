@@ -31,12 +31,15 @@ NPM_SHA512='fYwb6ODSmHkqrJQQaCxY3M2lPf/mpgC7ik0HSzzIwG5CGtabRp4bNqikatvCoT42b5IN
 # Apache ECharts goes into the program as it is, with its licences (see cmake/SluiceEcharts.cmake).
 ECHARTS_VERSION=6.1.0
 ECHARTS_SHA512='q0yaFPggC9FUdsWH4blavRWFmxdrIodbkoKNAjJudAI6CA9gNPxHtV2RcZNEepZVlk4yvBYkOkbk6HIVpIyHZA=='
+ZRENDER_VERSION=6.1.0             # inside ECharts' one file; only its licence is missing there
+ZRENDER_SHA512='oEGMDB6pOP2S6OwRR4PdVv610zrjnA3Bh+JnSG12fYJlBKjtNAoEb5fSUoCOOINlH96I2fU38/A2UpRKs67xYQ=='
 
 # "package" or "package=command": where the command runs, it does not matter which package it came from.
 PACKAGES=(build-essential cmake=cmake ninja-build=ninja pkg-config=pkg-config git=git nodejs=node npm=npm ca-certificates
           libssl-dev                                                        # llama.cpp: https in llama-server
           libfmt-dev liburing-dev libxxhash-dev nlohmann-json3-dev libcli11-dev libgtest-dev python3=python3)   # python3: tests only
-TEST_PACKAGES=(valgrind=valgrind libbenchmark-dev chromium=chromium)        # make check: bench/micro, reports in a browser
+TEST_PACKAGES=(valgrind=valgrind libbenchmark-dev                           # make check: bench/micro,
+               chromium=chromium fonts-dejavu-core)                         # reports in a browser, with letters
 DEV_PACKAGES=(clang clang-format clang-tidy shellcheck)                     # make tidy, make format, fuzzing
 
 # AMX is left out: GCC 12, Debian 12's compiler, drops the stores that fill ggml's tile configuration, and the result dies
@@ -188,15 +191,17 @@ fetch_source() {
 
 # Only what the program carries: the library in one file, and the texts that its licences want to go with it.
 fetch_echarts() {
-    [ -f "$echarts/dist/echarts.min.js" ] && return
+    [ -f "$echarts/licenses/LICENSE-zrender" ] && return
     take_lock
-    [ -f "$echarts/dist/echarts.min.js" ] && return
+    [ -f "$echarts/licenses/LICENSE-zrender" ] && return
     drop_scratch
     say "fetching Apache ECharts $ECHARTS_VERSION for the plots of sluice report (12 MB)"
     npm_fetch echarts "$ECHARTS_VERSION" "$ECHARTS_SHA512"
+    npm_fetch zrender "$ZRENDER_VERSION" "$ZRENDER_SHA512"
     mkdir "$scratch_dir/echarts"
-    tar -xzf "$scratch_dir/echarts-$ECHARTS_VERSION.tgz" -C "$scratch_dir/echarts" --strip-components=1 \
-        package/dist/echarts.min.js package/LICENSE package/NOTICE package/licenses/LICENSE-d3 ||
+    { tar -xzf "$scratch_dir/echarts-$ECHARTS_VERSION.tgz" -C "$scratch_dir/echarts" --strip-components=1 \
+          package/dist/echarts.min.js package/LICENSE package/NOTICE package/licenses/LICENSE-d3 &&
+      tar -xzOf "$scratch_dir/zrender-$ZRENDER_VERSION.tgz" package/LICENSE >"$scratch_dir/echarts/licenses/LICENSE-zrender"; } ||
         fail "could not unpack ECharts into $scratch_dir (disk full?)"
     rm -rf "$echarts"
     mv "$scratch_dir/echarts" "$echarts"

@@ -12,4 +12,5 @@ FILE(sluice_echarts_js, "dist/echarts.min.js")
 FILE(sluice_echarts_licence, "LICENSE")
 FILE(sluice_echarts_notice, "NOTICE")
 FILE(sluice_echarts_licence_d3, "licenses/LICENSE-d3")
+FILE(sluice_echarts_licence_zrender, "licenses/LICENSE-zrender")
     .section .note.GNU-stack, "", %progbits

@@ -9,6 +9,7 @@ extern const char sluice_echarts_js[], sluice_echarts_js_end[];
 extern const char sluice_echarts_licence[], sluice_echarts_licence_end[];
 extern const char sluice_echarts_notice[], sluice_echarts_notice_end[];
 extern const char sluice_echarts_licence_d3[], sluice_echarts_licence_d3_end[];
+extern const char sluice_echarts_licence_zrender[], sluice_echarts_licence_zrender_end[];
 }
 
 namespace sluice::report {
@@ -33,6 +34,9 @@ std::string_view echarts_notice() {
 }
 std::string_view echarts_licence_d3() {
     return {sluice_echarts_licence_d3, sluice_echarts_licence_d3_end};
+}
+std::string_view echarts_licence_zrender() {
+    return {sluice_echarts_licence_zrender, sluice_echarts_licence_zrender_end};
 }
 
 }  // namespace sluice::report

@@ -10,9 +10,10 @@ std::string_view page_html();
 std::string_view page_css();
 std::string_view page_js();
 std::string_view echarts_js();
-// What the licences of the library want to go with it: its licence, its notice and that of a part of it.
+// What the licences of the library want to go with it: its licence, its notice and those of parts of it.
 std::string_view echarts_licence();
 std::string_view echarts_notice();
 std::string_view echarts_licence_d3();
+std::string_view echarts_licence_zrender();
 
 }  // namespace sluice::report

