@@ -270,7 +270,8 @@ void finish_row(Context& c) {
     trace::Recorder* r = recorder();
     if (!c.own_pass->ledger.running()) return;
     c.own_pass->ledger.stop_at_mark();
-    if (r != nullptr) r->commit(*c.own_pass, {.phase = c.own_pass->phase, .output_tokens = {}, .text = {}});
+    if (r != nullptr)
+        r->commit(*c.own_pass, {.phase = c.own_pass->phase, .output_tokens = {}, .text = {}, .last = false});
 }
 
 // A graph is about to be computed.

@@ -3,9 +3,12 @@
 #include <ggml.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <ctime>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
 #include "backend/model_state.h"
@@ -113,6 +116,33 @@ std::string time_now() {
     return std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc) > 0 ? text : "";
 }
 
+// The command, without what a person may have written into it and without secrets.
+trace::Json command_json() {
+    std::ifstream file("/proc/self/cmdline", std::ios::binary);
+    constexpr std::string_view kPrivate[] = {
+        "-p",          "--prompt",  "-sys", "--system-prompt", "-r", "--reverse-prompt", "--in-prefix",
+        "--in-suffix", "--api-key", "-hft", "--hf-token",      "-j", "--json-schema",    "--grammar"};
+    trace::Json command = trace::Json::array();
+    std::string argument;
+    bool hidden = false;
+    while (std::getline(file, argument, '\0')) {
+        const size_t equals = argument.find('=');
+        const auto is_private = [&](std::string_view flag) {
+            return std::find(std::begin(kPrivate), std::end(kPrivate), flag) != std::end(kPrivate);
+        };
+        if (hidden) {
+            command.push_back(fmt::format("({} bytes)", argument.size()));
+        } else if (equals != std::string::npos && is_private(std::string_view(argument).substr(0, equals))) {
+            command.push_back(
+                fmt::format("{}({} bytes)", argument.substr(0, equals + 1), argument.size() - equals - 1));
+        } else {
+            command.push_back(argument);
+        }
+        hidden = !hidden && is_private(argument);
+    }
+    return command;
+}
+
 trace::Json header_json(const Config& config, const Host& host) {
     const std::string commit = SLUICE_COMMIT;
     return {{"sluice_record", trace::kSchemaVersion},
@@ -120,6 +150,7 @@ trace::Json header_json(const Config& config, const Host& host) {
             {"time", time_now()},
             {"pid", getpid()},
             {"program", host.program.empty() ? program_invocation_short_name : host.program},
+            {"command", command_json()},
             {"scope", host.whole_loop ? "loop" : "graph"},
             {"versions",
              {{"sluice", version()},

@@ -59,6 +59,8 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config, cons
 int refuse_arguments(const std::vector<std::string>& arguments);
 // Takes a switch out of the arguments, but not out of the text of a prompt; true if it was there.
 bool take_switch(std::vector<std::string>& arguments, std::string_view flag);
+// True if the arguments, or llama.cpp's own variable, say which model to load.
+bool names_model(const std::vector<std::string>& arguments);
 bool asks_help(const std::vector<std::string>& arguments);
 // What C calls argv, ended by a null pointer. Points into both strings and arguments.
 std::vector<char*> argv_of(std::string& program, std::vector<std::string>& arguments);

@@ -14,9 +14,11 @@
 
 #include "backend/recording.h"
 #include "base/bytes.h"
+#include "base/log.h"
 #include "cli/commands.h"
 #include "engine/generate.h"
 #include "model/gguf.h"
+#include "trace/live.h"
 #include "trace/progress.h"
 #include "trace/summary.h"
 
@@ -58,6 +60,15 @@ constexpr uint64_t kDefaultContext = 4096;
 bool has_flag(const std::vector<std::string>& arguments, std::initializer_list<std::string_view> flags) {
     return std::any_of(arguments.begin(), arguments.end(),
                        [&](const std::string& a) { return std::find(flags.begin(), flags.end(), a) != flags.end(); });
+}
+
+// The view that owns the terminal, if there is one: lines for people go above it.
+std::atomic<trace::LiveView*> g_live{nullptr};
+
+void log_above_view(LogLevel, const std::string& line) {
+    trace::LiveView* view = g_live.load();
+    const std::string text = "sluice: " + line;
+    if (view == nullptr || !view->line(text)) std::fprintf(stderr, "%s\n", text.c_str());
 }
 
 // Errors that llama.cpp logs because we stopped it are none.
@@ -107,9 +118,7 @@ int run_command(std::vector<std::string> arguments) {
     } else {
         if (Status s = start_streaming(arguments, config, "run"); !s.ok()) return fail(s, kUsage);
         if (const int code = refuse_arguments(arguments); code != kOk) return code;
-        if (!has_flag(arguments,
-                      {"-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-dr", "--docker-repo"}) &&
-            std::getenv("LLAMA_ARG_MODEL") == nullptr) {
+        if (!names_model(arguments)) {
             return fail(error(Code::invalid_argument, "which model? give it with -m"), kUsage);
         }
     }
@@ -170,7 +179,20 @@ int run_command(std::vector<std::string> arguments) {
     }
     signal(SIGPIPE, SIG_IGN);
 
+    trace::LiveView* live = nullptr;
+    if (config.live) {
+        // On one terminal the view prints the text too, so that both stay readable.
+        auto view = std::make_unique<trace::LiveView>(STDERR_FILENO, isatty(STDOUT_FILENO) == 1);
+        live = view.get();
+        if (live->draws()) g_live = live;
+        if (live->prints_text()) options.on_text = [](const std::string&) {};
+        set_log_sink(log_above_view);
+        backend::add_output(std::move(view));
+    }
+
     const engine::Generation g = engine::generate(params, options);
+    if (live != nullptr) live->stop();
+    g_live = nullptr;
     if (line_open && !output_broken) {
         std::fputs("\n", stdout);
         std::fflush(stdout);
@@ -178,6 +200,7 @@ int run_command(std::vector<std::string> arguments) {
     if (g.prompt_tokens > 0) print_summary(g, output_broken);
     if (!g.status.ok()) return fail(g.status, kFailed);
     if (output_broken) return fail(error(Code::io_error, "standard output is closed or full"), kFailed);
+    if (Status s = backend::recorder()->status(); !s.ok()) return fail(s, kFailed);
     return g.interrupted ? kInterrupted : kOk;
 }
 

@@ -3,6 +3,7 @@
 #include <ggml-backend.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include "backend/recording.h"
 #include "base/bytes.h"
 #include "cli/commands.h"
+#include "cli/metrics_server.h"
 #include "engine/generate.h"
 #include "model/geometry.h"
 
@@ -46,6 +48,7 @@ void print_streaming_summary() {
 
 int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::string> arguments,
               bool respawns = false) {
+    std::unique_ptr<MetricsServer> metrics;
     if (asks_help(arguments)) {
         if (const int code = print_help(help_text(*find_command(command))); code != kOk) return code;
     } else {
@@ -53,6 +56,19 @@ int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::st
         backend::TakenOptions taken;
         if (Status s = start_streaming(arguments, config, command, &taken); !s.ok()) return fail(s, kUsage);
         if (const int code = refuse_arguments(arguments); code != kOk) return code;
+        if (respawns && backend::has_outputs(config) && !names_model(arguments)) {
+            return fail(error(Code::invalid_argument,
+                              "as a router (no -m) the server runs one process per model, and all would write to the "
+                              "same files and port: name a model, or leave the outputs out"),
+                        kUsage);
+        }
+        if (config.metrics_port != 0) {
+            auto sink = std::make_unique<trace::Metrics>();
+            auto server = MetricsServer::start(config.metrics_port, *sink);
+            if (!server.ok()) return fail(server.status(), kFailed);
+            metrics = std::move(*server);
+            backend::add_output(std::move(sink));
+        }
         // As a router the server starts this program again for each model, with its own arguments only: the command and
         // our options travel in the environment.
         if (respawns) {
@@ -63,11 +79,21 @@ int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::st
     std::string program = std::string("sluice ") + command;
     std::vector<char*> argv = argv_of(program, arguments);
     const int rc = tool(static_cast<int>(argv.size()) - 1, argv.data());
+    backend::end_recording({.status = rc == 0 ? "ok" : "failed", .error = {}, .output_digest = {}});
     print_streaming_summary();
     return rc;
 }
 
 }  // namespace
+
+bool names_model(const std::vector<std::string>& arguments) {
+    static constexpr std::string_view kFlags[] = {"-m",   "--model",   "-mu", "--model-url",  "-hf",
+                                                  "-hfr", "--hf-repo", "-dr", "--docker-repo"};
+    if (std::getenv("LLAMA_ARG_MODEL") != nullptr) return true;
+    return std::any_of(arguments.begin(), arguments.end(), [](const std::string& a) {
+        return std::find(std::begin(kFlags), std::end(kFlags), a) != std::end(kFlags);
+    });
+}
 
 bool take_switch(std::vector<std::string>& arguments, std::string_view flag) {
     bool found = false;

@@ -83,11 +83,12 @@ struct Run {
     Nanos loaded_in = 0;
 
     // What each step of the loop is counted in.
-    std::shared_ptr<trace::Pass> pass;
+    std::shared_ptr<trace::Pass> pass = nullptr;
     XXH3_state_t* digest = nullptr;  // of the text
-    std::string held;                // the start of a character whose rest has not come yet
-    std::string tail;                // for reverse prompts
-    std::string shown;               // handed out since the last row
+    std::vector<llama_token> token = std::vector<llama_token>(1);
+    std::string held = {};   // the start of a character whose rest has not come yet
+    std::string tail = {};   // for reverse prompts
+    std::string shown = {};  // handed out since the last row
 
     [[nodiscard]] bool stopped() const { return options.stop != nullptr && options.stop->load(); }
 
@@ -100,8 +101,9 @@ struct Run {
         options.on_text(text);
     }
 
-    void end_row(trace::Phase phase, trace::Measure output_tokens) {
-        backend::recorder()->commit(*pass, {.phase = phase, .output_tokens = output_tokens, .text = shown});
+    void end_row(trace::Phase phase, trace::Measure output_tokens, bool last) {
+        backend::recorder()->commit(*pass,
+                                    {.phase = phase, .output_tokens = output_tokens, .text = shown, .last = last});
         shown.clear();
     }
 
@@ -120,6 +122,7 @@ struct Run {
         return false;
     }
 
+    // True if there is a token to go on with.
     bool prefill(std::vector<llama_token>& prompt) {
         const size_t batch = llama_n_batch(ctx);  // what the context made of -b and -c
         for (size_t i = 0; i < prompt.size(); i += batch) {
@@ -130,28 +133,32 @@ struct Run {
             const size_t n = std::min(batch, prompt.size() - i);
             const bool decoded = decode(prompt, i, n);
             if (decoded) out.prompt_tokens_done += static_cast<int>(n);
-            if (out.prompt_tokens_done == out.prompt_tokens) {
-                const trace::During sampling(pass->ledger, trace::Part::sample);
-                for (const llama_token t : prompt) common_sampler_accept(sampler, t, false);
-            }
-            end_row(trace::Phase::prefill, {});
-            if (!decoded) return false;
+            const bool last = out.prompt_tokens_done == out.prompt_tokens;
+            const bool first_token = decoded && last && begin_text(prompt);
+            end_row(trace::Phase::prefill, out.tokens, (last && !first_token) || !decoded);
+            if (last || !decoded) return first_token;
         }
-        return true;
+        return false;
     }
 
-    // One token: chosen, shown, and put through the model for the next one. False when it was the last.
-    bool step(const llama_vocab* vocab, std::vector<llama_token>& token) {
-        if (stopped()) {
-            out.interrupted = true;
-            return false;
+    // The first token comes out of the prompt's last batch, so its time is the prompt's. False when it is the last.
+    bool begin_text(const std::vector<llama_token>& prompt) {
+        {
+            const trace::During sampling(pass->ledger, trace::Part::sample);
+            for (const llama_token t : prompt) common_sampler_accept(sampler, t, false);
         }
+        if (params.display_prompt && !options.chat) show(options.prompt);
+        return params.n_predict != 0 && next_token();
+    }
+
+    // Chooses a token and shows it. False when none is to follow.
+    bool next_token() {
         {
             const trace::During sampling(pass->ledger, trace::Part::sample);
             token[0] = common_sampler_sample(sampler, ctx, -1);
             common_sampler_accept(sampler, token[0], true);
         }
-        if (llama_vocab_is_eog(vocab, token[0])) return false;
+        if (llama_vocab_is_eog(llama_model_get_vocab(llama_get_model(ctx)), token[0])) return end_text();
         ++out.tokens;
         std::string whole;
         {
@@ -163,23 +170,30 @@ struct Run {
         }
         show(whole);
         tail += whole;
-        if (reverse_prompt()) return false;
-        if (params.n_predict >= 0 && out.tokens >= params.n_predict) return false;
+        if (reverse_prompt()) return end_text();
+        if (params.n_predict >= 0 && out.tokens >= params.n_predict) return end_text();
+        if (stopped()) {
+            out.interrupted = true;
+            return end_text();
+        }
         if (llama_memory_seq_pos_max(llama_get_memory(ctx), 0) + 1 >= static_cast<int>(llama_n_ctx(ctx))) {
             out.context_full = true;
-            return false;
+            return end_text();
         }
-        return decode(token, 0, 1);
+        return true;
     }
 
+    bool end_text() {
+        show(std::exchange(held, ""));
+        return false;
+    }
+
+    // Each row: the last token through the model, the next one out of it.
     void loop() {
-        const llama_vocab* vocab = llama_model_get_vocab(llama_get_model(ctx));
-        std::vector<llama_token> token(1);
-        for (bool more = params.n_predict != 0; more;) {
+        for (bool more = true; more;) {
             const int before = out.tokens;
-            more = step(vocab, token);
-            if (!more) show(std::exchange(held, ""));
-            end_row(trace::Phase::decode, out.tokens - before);
+            more = decode(token, 0, 1) ? next_token() : end_text();
+            end_row(trace::Phase::decode, out.tokens - before, !more);
         }
     }
 
@@ -243,7 +257,6 @@ void run_loaded(Run& run, llama_model* model) {
     run.pass->ledger.start();
     if (run.prefill(prompt)) {
         run.pass->told = trace::Phase::decode;
-        if (params.display_prompt && !run.options.chat) run.show(run.options.prompt);
         run.loop();
     }
     backend::use_pass(nullptr);
@@ -281,7 +294,7 @@ Generation generate(common_params& params, const GenerateOptions& options) {
     }
     const std::unique_ptr<XXH3_state_t, FreeDigest> digest(XXH3_createState());
     XXH3_64bits_reset(digest.get());
-    Run run{params, options, out, init->context(), init->sampler(0), loaded_in, nullptr, digest.get(), "", "", ""};
+    Run run{params, options, out, init->context(), init->sampler(0), loaded_in, nullptr, digest.get()};
     llama_set_abort_callback(
         run.ctx, [](void* self) { return static_cast<const Run*>(self)->stopped(); }, &run);
     run_loaded(run, init->model());

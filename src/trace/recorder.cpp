@@ -143,7 +143,7 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
         }
     }
     if (sampler_) {
-        const bool full = !sampled_ || clock_.now() - last_sample_ >= kSampleEvery;
+        const bool full = info.last || !sampled_ || clock_.now() - last_sample_ >= kSampleEvery;
         sampler_(row, full);
         if (full) last_sample_ = clock_.now();
         sampled_ = true;

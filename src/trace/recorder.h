@@ -59,6 +59,7 @@ class Recorder {
         Phase phase = Phase::decode;
         Measure output_tokens;
         std::string_view text;
+        bool last = false;  // the run's; the machine is asked once more, so that its counts cover all rows
     };
     // The row ends: in a running ledger now, and the next one begins; in a stopped one it has ended already. The pass
     // is cleared. A pass that saw no token of a model makes no row, unless something came out.

@@ -31,9 +31,15 @@ std::string count(Measure m) {
     return m.known() ? std::to_string(m.value()) : "?";
 }
 
-std::string tokens(const Totals& t) {
-    return fmt::format("{} tokens at {}", counted_tokens(t).or_zero(),
-                       spelled(figure("tokens_per_second", t), 2, " tok/s"));
+std::string speed(const Totals& t) {
+    return spelled(figure("tokens_per_second", t), 2, " tok/s");
+}
+
+// The first one came out of the prompt's last batch.
+int64_t generated(const Book& book) {
+    Measure out = book.of(Phase::prefill).sum.output_tokens;
+    out.add(book.of(Phase::decode).sum.output_tokens);
+    return out.known() ? out.value() : counted_tokens(book.of(Phase::decode)).or_zero();
 }
 
 std::string where_it_goes(const Totals& t) {
@@ -58,10 +64,10 @@ std::string summary_text(const Book& book, const SummaryExtras& extras) {
     const std::string scope = text_in(book.header, "scope");
     const Measure load = measure_in(book.load, "load_ns");
 
-    std::string out =
-        fmt::format("generated {} ({}), prompt {}, loaded in {}\n", tokens(decode),
-                    scope == "graph" ? "graph only" : "whole loop", tokens(prefill),
-                    load.known() ? fmt::format("{:.2f} s", static_cast<double>(load.value()) * 1e-9) : kNotMeasured);
+    std::string out = fmt::format(
+        "generated {} tokens at {} ({}), prompt {} tokens at {}, loaded in {}\n", generated(book), speed(decode),
+        scope == "graph" ? "graph only" : "whole loop", counted_tokens(prefill).or_zero(), speed(prefill),
+        load.known() ? fmt::format("{:.2f} s", static_cast<double>(load.value()) * 1e-9) : kNotMeasured);
     if (decode.rows > 0) {
         out += fmt::format("time:     {} per token: {}\n", spelled(of_decode("ms_per_token"), 1, " ms"),
                            where_it_goes(decode));

@@ -80,7 +80,7 @@ TEST_F(AccountingTest, PartsSumToWallAndBytesToTheDevice) {
                 }
                 ASSERT_TRUE(visit(*fetcher, want).ok());
             }
-            recorder_.commit(pass_, {.phase = trace::Phase::decode, .output_tokens = 1, .text = ""});
+            recorder_.commit(pass_, {.phase = trace::Phase::decode, .output_tokens = 1, .text = "", .last = false});
         }
         ASSERT_EQ(rows_->size(), 50U);
         int64_t wall = 0, bytes = 0, reads = 0;
@@ -129,7 +129,7 @@ TEST_F(AccountingTest, RetriesAndFailuresStayInTheAccount) {
     EXPECT_EQ(pass_.retries, 4);
     engine_->fault_at(engine_->counters().reads, io::Fault::error());
     EXPECT_FALSE(visit(*fetcher, {store_->record(1, 2)}).ok());
-    recorder_.commit(pass_, {.phase = trace::Phase::decode, .output_tokens = {}, .text = ""});
+    recorder_.commit(pass_, {.phase = trace::Phase::decode, .output_tokens = {}, .text = "", .last = false});
     ASSERT_EQ(rows_->size(), 1U);
     const trace::Row& row = rows_->front();
     EXPECT_EQ(row.exact_physical, row.engine_bytes);
