@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -19,6 +21,8 @@
 #include "sched/fetcher.h"
 #include "store/record_store.h"
 #include "tests/model/gguf_builder.h"
+#include "trace/record_file.h"
+#include "trace/recorder.h"
 
 namespace sluice::micro {
 namespace {
@@ -337,6 +341,72 @@ Run model_header() {
     };
 }
 
+// ---- trace
+
+constexpr uint32_t kDeepLayers = 48;
+constexpr uint32_t kTokens = 64;
+
+// What a recorded token adds to computing it: the parts of 48 layers told apart, the row made, its line written out.
+class DiscardLines final : public trace::Sink {
+  public:
+    Status row(const trace::Book&, const trace::Row& row, std::string_view) override {
+        buffer_.clear();
+        trace::append_row_json(buffer_, row);
+        keep(buffer_.size());
+        return {};
+    }
+
+  private:
+    fmt::memory_buffer buffer_;
+};
+
+Run trace_ledger() {
+    // Virtual time: what is counted is ours, not the kernel's clock.
+    auto clock = std::make_shared<VirtualClock>();
+    auto ledger = std::make_shared<trace::Ledger>(*clock, ~trace::PartMask{0});
+    ledger->start();
+    return [clock, ledger] {
+        for (uint32_t i = 0; i < kTokens * kDeepLayers; ++i) {
+            const trace::During part(*ledger, trace::Part::routed);
+            keep(static_cast<uint64_t>(ledger->wall()));
+        }
+    };
+}
+
+Run trace_row() {
+    struct State {
+        VirtualClock clock;
+        trace::Recorder recorder{clock, ~trace::PartMask{0}, wants()};
+        trace::Pass pass{clock, 0};
+        static trace::Wants wants() {
+            trace::Wants w;
+            w.rows = true;
+            return w;
+        }
+    };
+    auto state = std::make_shared<State>();
+    state->recorder.add(std::make_unique<DiscardLines>());
+    state->recorder.model({{"kind", "model"}}, std::vector<uint32_t>(kDeepLayers, 128));
+    state->recorder.prepare(state->pass);
+    state->pass.ledger.start();
+    return [state] {
+        for (uint32_t t = 0; t < kTokens; ++t) {
+            trace::Pass& pass = state->pass;
+            pass.model = 0;
+            pass.tokens = 1;
+            pass.layers.resize(kDeepLayers);
+            for (uint32_t l = 0; l < kDeepLayers; ++l) {
+                pass.layers[l] = {
+                    .wait = 1'000'000 + l, .routed = 500'000, .lookups = 8, .hits = 5, .physical = 7'000'000};
+                for (uint32_t e = 0; e < 8; ++e) pass.uses.push_back({.set = l, .expert = e, .rows = 1, .miss = e > 4});
+                pass.latency.add(2'000'000 + l);
+            }
+            state->recorder.commit(pass,
+                                   {.phase = trace::Phase::decode, .output_tokens = 1, .text = "", .last = false});
+        }
+    };
+}
+
 }  // namespace
 
 // To add a piece: a function above that makes the state and returns the run, and its row here.
@@ -353,6 +423,8 @@ const std::vector<Piece>& pieces() {
         {"sched.fetch_miss", "layer of 8 records, 24 reads of the simulated device", kFetches, sched_fetch_miss},
         {"io.read_table", "read entered, ended and handed out", kBatch * kBatches, io_read_table},
         {"io.simulated", "read of the simulated device", kBatch * kBatches, io_simulated},
+        {"trace.part", "change to another part of the time and back", kTokens * kDeepLayers, trace_ledger},
+        {"trace.row", "row of 48 layers made and spelled as JSON", kTokens, trace_row},
         {"model.header", "GGUF header of 578 tensors", kHeaders, model_header},
     };
     return all;
