@@ -59,8 +59,8 @@ Result<Asked> asked_by(const std::vector<std::string>& arguments) {
     if (asked.inputs.size() > report::kMaxRecords)
         return error(Code::invalid_argument, "{} records; at most {} fit into one report", asked.inputs.size(),
                      report::kMaxRecords);
-    if (asked.page == "-" && asked.text)
-        return error(Code::invalid_argument, "the page and the text cannot both go to standard output");
+    if ((asked.page == "-" ? 1 : 0) + (asked.png == "-" ? 1 : 0) + (asked.text ? 1 : 0) > 1)
+        return error(Code::invalid_argument, "only one of page, picture and text can go to standard output");
     if (asked.page.empty() && asked.png.empty() && !asked.text) asked.page = "report.html";
     std::error_code ignored;
     for (const std::string& output : {asked.page, asked.png}) {
@@ -70,7 +70,7 @@ Result<Asked> asked_by(const std::vector<std::string>& arguments) {
                 return error(Code::invalid_argument, "{} is a record to be read, not a place to write to", output);
         }
     }
-    if (!asked.page.empty() && asked.page == asked.png)
+    if (!asked.page.empty() && asked.page != "-" && asked.page == asked.png)
         return error(Code::invalid_argument, "the page and the picture cannot both be {}", asked.page);
     return asked;
 }

@@ -146,6 +146,28 @@ for full in "inspect $model" "inspect --json $model" "run --help" "--version"; d
 done
 fails_saying "a prompt longer than the context" 1 "raise -c" "$sluice" run -m "$model" -f "$text" -c 64
 
+# --- the report of a run
+"$sluice" run -m "$model" -p "In the beginning" -n 24 --temp 0 -c 256 -t 2 --record "$work/run.jsonl" </dev/null >/dev/null 2>&1
+cp "$work/run.jsonl" "$work/kept.jsonl"
+check "a report as a page" "$sluice" report "$work/run.jsonl" -o "$work/report.html"
+check "the page is whole" grep -q '^</html>' "$work/report.html"
+check "the model is in it" grep -qF "$(basename "$model")" "$work/report.html"
+"$sluice" report "$work/run.jsonl" -o - >"$work/report.piped" 2>/dev/null
+same "the page to standard output" "$work/report.html" "$work/report.piped"
+"$sluice" report "$work/run.jsonl" "$work/kept.jsonl" --text >"$work/report.md"
+check "a report as text" grep -q "^Where a token goes (decode):" "$work/report.md"
+check "two runs are compared" grep -q "no difference shown" "$work/report.md"
+fails_saying "no record" 2 "which record" "$sluice" report
+fails_saying "a file that is no record" 1 "is not a run record" "$sluice" report "$text"
+fails_saying "a record that is not there" 1 "No such file" "$sluice" report "$work/none.jsonl"
+fails_saying "a record as the place to write to" 2 "not a place to write to" "$sluice" report "$work/run.jsonl" -o "$work/./run.jsonl"
+same "the record is as it was" "$work/run.jsonl" "$work/kept.jsonl"
+fails_saying "two things on standard output" 2 "standard output" "$sluice" report "$work/run.jsonl" -o - --text
+fails_saying "a page to a full disk" 1 "No space left" "$sluice" report "$work/run.jsonl" -o /dev/full
+fails_saying "a page in no folder" 1 "No such file" "$sluice" report "$work/run.jsonl" -o "$work/none/report.html"
+fails_saying "a picture without a browser" 1 "which is no program" env CHROME=/none "$sluice" report "$work/run.jsonl" --png "$work/p.png"
+check "a full disk: sluice report --text" bash -c '! "$@" >/dev/full' - "$sluice" report "$work/run.jsonl" --text
+
 # --- the plug-in refuses too: the model does not load, the host ends by itself
 plug() { env LD_PRELOAD="$plugin" "$@"; }
 completion=("$llama_bin/llama-completion" -m "$model" -p x -n 2 -no-cnv -c 64)
