@@ -17,7 +17,7 @@ namespace sluice::trace {
 class Histogram {
   public:
     static constexpr unsigned kSteps = 16;
-    static constexpr size_t kBuckets = 64 * kSteps;
+    static constexpr size_t kBuckets = size_t{64} * kSteps;
 
     void add(Nanos value) {
         count(bucket_of(value), 1);
@@ -80,7 +80,7 @@ class Histogram {
         if (value < static_cast<Nanos>(kSteps)) return value < 0 ? 0 : static_cast<size_t>(value);
         const auto v = static_cast<uint64_t>(value);
         const auto power = static_cast<unsigned>(std::bit_width(v)) - 1U;  // 4..62
-        return (power - 3U) * kSteps + ((v >> (power - 4U)) & (kSteps - 1U));
+        return size_t{power - 3U} * kSteps + ((v >> (power - 4U)) & (kSteps - 1U));
     }
     // The largest value that falls into the bucket.
     static Nanos upper_bound(size_t bucket) {

@@ -420,7 +420,7 @@ Status LiveView::cache(const Book& book, const Json& cache) {
 Status LiveView::row(const Book& book, const Row& row, std::string_view text) {
     const std::lock_guard lock(mutex_);
     if (!draws_) return {};
-    const Status status = state_.row(book, row, text);
+    Status status = state_.row(book, row, text);
     if (prints_text_) pending_ += text;
     draw(false);
     return status;
