@@ -8,7 +8,7 @@
 namespace sluice::trace {
 namespace {
 
-// NOLINTBEGIN(cppcoreguidelines-macro-usage,bugprone-macro-parentheses): the name of a field cannot be passed any other way
+// NOLINTBEGIN(cppcoreguidelines-macro-usage,bugprone-macro-parentheses): a field has no other name
 #define SLUICE_FIELD(field) [](Row& r) -> Measure& { return r.field; }
 #define SLUICE_PART(part) [](Row& r) -> Measure& { return r.parts[static_cast<size_t>(Part::part)]; }
 // NOLINTEND(cppcoreguidelines-macro-usage,bugprone-macro-parentheses)
