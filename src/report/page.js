@@ -11,6 +11,8 @@
 
   // ---- words and numbers
 
+  const JOINED = "\u00a0";  // the blank at which no line breaks: between a number and its unit
+
   const isNumber = (v) => typeof v === "number" && Number.isFinite(v);
 
   function decimal(v) {
@@ -30,13 +32,16 @@
       v /= 1024;
       ++unit;
     }
-    return (unit === 0 ? Math.round(v) : v.toFixed(unit > 2 ? 2 : 1)) + " " + units[unit];
+    return (unit === 0 ? Math.round(v) : v.toFixed(unit > 2 ? 2 : 1)) + JOINED + units[unit];
   }
 
-  const percent = (v) => (v !== 0 && Math.abs(v) < .0005 ? "<0.1" : (v * 100).toFixed(1)) + " %";
+  // On axes, where round numbers stay short.
+  const tick = (v) => v.toLocaleString("en", {maximumFractionDigits: 6});
+
+  const percent = (v) => (v !== 0 && Math.abs(v) < .0005 ? "<0.1" : (v * 100).toFixed(1)) + JOINED + "%";
 
   function seconds(v) {
-    if (v < 120) return decimal(v) + " s";
+    if (v < 120) return decimal(v) + JOINED + "s";
     return Math.floor(v / 60) + " min " + Math.round(v % 60) + " s";
   }
 
@@ -48,12 +53,12 @@
     if (isFraction(name)) return percent(v);
     if (unit === "bytes") return bytes(v);
     if (unit === "bytes/s") return bytes(v) + "/s";
-    return unit === "1" ? decimal(v) : decimal(v) + " " + unit;
+    return unit === "1" ? decimal(v) : decimal(v) + JOINED + unit;
   }
 
   function totalText(name, v) {
     if (!isNumber(v)) return NOTHING;
-    if (name.endsWith("_ns")) return v >= 1e9 ? seconds(v / 1e9) : decimal(v / 1e6) + " ms";
+    if (name.endsWith("_ns")) return v >= 1e9 ? seconds(v / 1e9) : decimal(v / 1e6) + JOINED + "ms";
     if (name.endsWith("_bytes")) return bytes(v);
     return v.toLocaleString("en");
   }
@@ -223,7 +228,7 @@
   function yAxis(name, more) {
     return axis(name, Object.assign(
       {type: "value", nameLocation: "end", nameGap: 12, min: 0,
-       nameTextStyle: {color: colours.soft, fontSize: 12, align: "left", padding: [0, 0, 0, -28]}}, more));
+       nameTextStyle: {color: colours.soft, fontSize: 12, align: "left"}}, more));
   }
 
   // Tooltips are elements, not markup.
@@ -526,7 +531,7 @@
           yAxis("hit rate", {max: 1, axisLabel: {color: colours.soft, fontSize: 12, formatter: (v) => Math.round(v * 100) + " %"}}),
           yAxis("experts", {show: resident, max: counts.length > 0 ? counts.reduce((a, b) => Math.max(a, b)) : undefined,
                 splitLine: {show: false}, minInterval: 1,
-                nameTextStyle: {color: colours.soft, fontSize: 12, align: "right", padding: [0, -28, 0, 0]}}),
+                nameTextStyle: {color: colours.soft, fontSize: 12, align: "right"}}),
         ],
         series,
         tooltip: tooltip((at) => {
@@ -565,7 +570,7 @@
         grid: grid({right: 26}),
         xAxis: xAxis("ms (each step is ten times the one before)", {type: "log", min: undefined, max: undefined,
                      splitLine: {show: true, lineStyle: {color: colours.grid}},
-                     axisLabel: {color: colours.soft, fontSize: 12, hideOverlap: true, formatter: (v) => decimal(v)}}),
+                     axisLabel: {color: colours.soft, fontSize: 12, hideOverlap: true, formatter: tick}}),
         yAxis: yAxis("share of reads", {max: 1, axisLabel: {color: colours.soft, fontSize: 12, formatter: (v) => Math.round(v * 100) + " %"}}),
         series: list.map(([i, r, p]) => line(r.letter, p.latency.curve.map(([ms, share]) => [Math.max(ms, 1e-6), share]),
           colours[recordColour(i)], {
@@ -670,7 +675,7 @@
         (m.samples_per_bin > 1 ? " Each point is the largest of " + m.samples_per_bin + " samples." : ""),
       option: {
         grid: grid(),
-        xAxis: xAxis("seconds since the record began", {min: 0, axisLabel: {color: colours.soft, fontSize: 12, hideOverlap: true, formatter: (v) => decimal(v)}}),
+        xAxis: xAxis("seconds since the record began", {min: 0, axisLabel: {color: colours.soft, fontSize: 12, hideOverlap: true, formatter: tick}}),
         yAxis: yAxis("memory", {interval: step, max: Math.ceil(most / step) * step, axisLabel: {color: colours.soft, fontSize: 12, formatter: (v) => bytes(v)}}),
         series: shown.map(([name, text, colour]) => line(text, xs.map((x, k) => [x, m[name][k]]), colours[colour], {connectNulls: true})),
         tooltip: tooltip((at) => {
@@ -692,7 +697,7 @@
     return {
       grid: grid({left: 10, top: 8, bottom: 30, right: 20}),
       xAxis: xAxis(unit, {min: least - room, max: most + room,
-             axisLabel: {color: colours.soft, fontSize: 12, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter: (v) => decimal(v)},
+             axisLabel: {color: colours.soft, fontSize: 12, hideOverlap: true, showMinLabel: false, showMaxLabel: false, formatter: tick},
              splitLine: {show: true, lineStyle: {color: colours.grid}}}),
       yAxis: {type: "category", inverse: true, data: entries.map((e) => e.name), axisLine: {show: false}, axisTick: {show: false},
               axisLabel: {color: colours.ink, fontWeight: 600}},
@@ -740,7 +745,7 @@
     return {
       height: 70 + 44 * entries.length,
       legend: records.map((r, i) => ({text: label(r), colour: recordColour(i), series: []})),
-      how: "Median speed of a decoded token, with its 95 % interval. " + bootstrapSentence(),
+      how: "Median speed of a decoded token, with its 95\u00a0% interval. " + bootstrapSentence(),
       option: whiskers(entries, "tok/s"),
     };
   }
@@ -792,7 +797,7 @@
     return {
       height: 340,
       legend: race.arms.map((a, arm) => ({text: a.name + (a.baseline ? " (baseline)" : ""), colour: recordColour(arm), series: [String(arm)], help: a.command})),
-      how: "Median speed of each arm in each cell of memory, with its 95 % interval. A pale bar does not count, a "
+      how: "Median speed of each arm in each cell of memory, with its 95\u00a0% interval. A pale bar does not count, a "
         + "missing one was not measured or failed; the table says why. Only bars of one cell may be compared.",
       option: {
         grid: grid(),
@@ -916,7 +921,7 @@
       return make("tr", [make("th", a.letter + " / " + b.letter, {scope: "row"}), cell(r.ms_per_token), cell(r.tokens_per_second), says]);
     });
     return card("ratios", "Ratios of medians", true, [tableOf(["", "ms per token", "tok/s", ""], rows)],
-                "The first record over each other one, with 95 % intervals.");
+                "The first record over each other one, with 95\u00a0% intervals.");
   }
 
   function configurationCard() {
