@@ -37,7 +37,7 @@ TEST(Text, a_record_cannot_steer_the_terminal_or_leave_its_cell) {
         at += line.size() + 1;
         if (!line.starts_with('|')) continue;
         size_t n = 0;
-        for (size_t i = 0; i < line.size(); ++i) n += line[i] == '|' && line[i - 1] != '\\' ? 1 : 0;
+        for (size_t i = 0; i < line.size(); ++i) n += line[i] == '|' && (i == 0 || line[i - 1] != '\\') ? 1 : 0;
         EXPECT_GE(n, 3U) << line;
         bars += n;
     }
