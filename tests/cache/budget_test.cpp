@@ -28,11 +28,13 @@ TEST(Budget, TheGroupsLimitCountsWhereItIsTighter) {
     MemoryRoom room = available(8 * GiB);
     room.cgroup_limit = GiB;
     room.cgroup_used = 256 * MiB;
-    EXPECT_EQ(choose_budget(room, MiB, 100 * GiB).bytes, 512 * MiB);
+    EXPECT_EQ(choose_budget(room, MiB, 100 * GiB).bytes, 672 * MiB);
     EXPECT_NE(choose_budget(room, MiB, 100 * GiB).why.find("cgroup"), std::string::npos);
     room.cgroup_limit = 2 * GiB;
     room.cgroup_used = GiB;
-    EXPECT_EQ(choose_budget(room, MiB, 100 * GiB).bytes, 768 * MiB);
+    EXPECT_EQ(choose_budget(room, MiB, 100 * GiB).bytes, 896 * MiB);
+    room.cgroup_limit = GiB + 256 * MiB;
+    EXPECT_EQ(choose_budget(room, MiB, 100 * GiB).bytes, 192 * MiB);
     room.cgroup_limit = 100 * GiB;
     EXPECT_EQ(choose_budget(room, MiB, 100 * GiB).bytes, 7 * GiB);
     // Over its limit already.
