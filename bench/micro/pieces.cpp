@@ -10,7 +10,9 @@
 #include <string>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/clock.h"
+#include "base/crc32c.h"
 #include "bench/micro/piece.h"
 #include "bench/micro/route_stream.h"
 #include "cache/layout.h"
@@ -48,6 +50,18 @@ std::vector<RecordId> shuffled(uint32_t n, uint64_t seed) {
     Random random(seed);
     for (uint32_t i = n - 1; i > 0; --i) std::swap(out[i], out[random.next() % (i + 1)]);
     return out;
+}
+
+// ---- base
+
+constexpr uint64_t kSums = 16;
+
+// The library's instructions are outside what is counted: this is what we add to them, and what a clock is asked for.
+Run base_crc32c() {
+    const std::vector<std::byte> expert(900 * KiB, std::byte{0x5A});
+    return [expert, sum = crc32c(expert)] {
+        for (uint64_t i = 0; i < kSums; ++i) require(crc32c(expert) == sum, "base.crc32c differs from itself");
+    };
 }
 
 // ---- cache
@@ -412,6 +426,7 @@ Run trace_row() {
 // To add a piece: a function above that makes the state and returns the run, and its row here.
 const std::vector<Piece>& pieces() {
     static const std::vector<Piece> all{
+        {"base.crc32c", "checksum of 900 KiB", kSums, base_crc32c},
         {"cache.hit", "lease and release of a resident record", kSlots, cache_hit},
         {"cache.miss", "lease and release that evicts", kSlots, cache_miss},
         {"cache.mixed", "lease and release in one of three size classes", 3 * kSlots, cache_mixed},
