@@ -25,7 +25,7 @@ enum class DenseWeights {
     mmap,  // left in the page cache, read as they are touched
 };
 
-enum class IoEngine { automatic, io_uring, pread };
+enum class IoEngine { automatic, io_uring, pread, mmap };
 
 enum class Verbosity { error, warn, info, debug };
 

@@ -51,6 +51,9 @@ io::EngineOptions engine_options(const Config& config) {
         case IoEngine::pread:
             options.kind = io::EngineKind::pread;
             break;
+        case IoEngine::mmap:
+            options.kind = io::EngineKind::mmap;
+            break;
     }
     return options;
 }

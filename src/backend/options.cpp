@@ -58,8 +58,10 @@ std::string get_word(E value, const std::array<Word<E>, N>& words) {
     return "";
 }
 
-constexpr std::array<Word<IoEngine>, 3> kEngines{
-    {{"auto", IoEngine::automatic}, {"io_uring", IoEngine::io_uring}, {"pread", IoEngine::pread}}};
+constexpr std::array<Word<IoEngine>, 4> kEngines{{{"auto", IoEngine::automatic},
+                                                  {"io_uring", IoEngine::io_uring},
+                                                  {"pread", IoEngine::pread},
+                                                  {"mmap", IoEngine::mmap}}};
 constexpr std::array<Word<DenseWeights>, 3> kDense{
     {{"anon", DenseWeights::anon}, {"warm", DenseWeights::warm}, {"mmap", DenseWeights::mmap}}};
 constexpr std::array<Word<Verbosity>, 4> kVerbosities{
@@ -111,9 +113,9 @@ constexpr Option kOptions[] = {
      "Reads in flight at the drive, 1 to 64: depth of the io_uring ring, or threads of the pread pool.",
      [](Config& c, std::string_view t) { return set_number(c.io_threads, t, 1U, 64U, "a number from 1 to 64"); },
      [](const Config& c) { return fmt::format("{}", c.io_threads); }},
-    {"--io-engine", "SLUICE_IO_ENGINE", "auto|io_uring|pread", "auto",
+    {"--io-engine", "SLUICE_IO_ENGINE", "auto|io_uring|pread|mmap", "auto",
      "How reads reach the kernel. auto prefers io_uring and falls back to a pool of threads where the kernel refuses "
-     "it.",
+     "it. mmap copies from a mapping of the file, through the page cache: slower, for comparison only.",
      [](Config& c, std::string_view t) { return set_word(c.io_engine, t, kEngines); },
      [](const Config& c) { return get_word(c.io_engine, kEngines); }},
     {"--no-odirect", "SLUICE_NO_ODIRECT", nullptr, "off",

@@ -3,6 +3,7 @@
 #include <new>
 #include <utility>
 
+#include "io/mmap_engine.h"
 #include "io/pool_engine.h"
 #include "io/uring_engine.h"
 
@@ -15,14 +16,19 @@ Result<MadeEngine> make(const EngineOptions& options, const UringCalls& calls) {
     if (options.lanes < 1 || options.lanes > max_lanes) {
         return error(Code::invalid_argument, "{} read lanes: between 1 and {} are possible", options.lanes, max_lanes);
     }
+    if (options.kind == EngineKind::mmap) {
+        Result<std::unique_ptr<Engine>> mapped = make_mmap_engine(options.lanes);
+        if (!mapped) return mapped.status();
+        return MadeEngine{std::move(mapped).value(), {}};
+    }
     std::string note;
     if (options.kind != EngineKind::pread) {
-        Result<std::unique_ptr<Engine>> ring = make_uring_engine(options.lanes, calls);
+        Result<std::unique_ptr<Engine>> ring = make_uring_engine(options.lanes, calls, options.priorities);
         if (ring) return MadeEngine{std::move(ring).value(), {}};
         if (options.kind == EngineKind::io_uring) return ring.status();
         note = ring.status().message() + "; reading with threads instead";
     }
-    Result<std::unique_ptr<Engine>> pool = make_pool_engine(options.lanes);
+    Result<std::unique_ptr<Engine>> pool = make_pool_engine(options.lanes, {.priorities = options.priorities});
     if (!pool) return pool.status();
     return MadeEngine{std::move(pool).value(), std::move(note)};
 }

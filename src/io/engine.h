@@ -15,6 +15,10 @@
 
 namespace sluice::io {
 
+// Whether somebody waits for a read, or only may want it later. Told to the drive where its scheduler listens; engines
+// begin reads in the order of submission all the same.
+enum class Priority : uint8_t { exact, speculative };
+
 // One read. `offset`, `length` and `dst` obey file->offset_align() and file->mem_align() (both 1 when buffered).
 // `length` may reach past the end of the file (rounding up); `need` <= `length` says how many bytes, counted from
 // `offset`, must really arrive. Bytes after `need` are undefined.
@@ -25,6 +29,7 @@ struct ReadOp {
     uint32_t need = 0;
     std::byte* dst = nullptr;  // stays valid until the completion was returned
     uint64_t tag = 0;          // handed back unchanged
+    Priority priority = Priority::exact;
 };
 
 struct Completion {
@@ -51,6 +56,13 @@ class Engine {
     // Blocks until at least one outstanding read has completed, then returns as many completions as are there and fit.
     // Returns 0 only if nothing is outstanding. Completions come in any order.
     virtual size_t wait(std::span<Completion> out) = 0;
+    // The same without blocking: what has completed by now, if anything. Only wait() gives up reads that the kernel
+    // will not take, so who polls must sometimes wait.
+    virtual size_t poll(std::span<Completion> out) = 0;
+    // Announces memory into which much will be read, so that an engine may prepare it for good; this can touch and pin
+    // all of it. From here to the engine's end it stays mapped, and no page of it is given back to the kernel.
+    // Reads work the same without. An error says why it could not be prepared, once in an engine's life.
+    virtual Status register_memory(std::span<std::byte>) { return {}; }
     [[nodiscard]] virtual size_t outstanding() const = 0;
     [[nodiscard]] virtual const char* name() const = 0;
     [[nodiscard]] virtual const EngineTotals& totals() const = 0;
@@ -58,12 +70,15 @@ class Engine {
     static constexpr size_t max_outstanding() { return 4096; }
 };
 
-enum class EngineKind { automatic, io_uring, pread };
+// `mmap` copies from a mapping of the file, through the page cache: for comparison.
+enum class EngineKind { automatic, io_uring, pread, mmap };
 
 struct EngineOptions {
     EngineKind kind = EngineKind::automatic;
     // Reads in flight at the device: ring depth or pool threads. 1..64.
     unsigned lanes = 8;
+    // The drive's scheduler tells reads apart by priority (mq-deadline, bfq): speculative ones get the idle class.
+    bool priorities = false;
 };
 
 struct MadeEngine {

@@ -30,6 +30,11 @@ constexpr size_t statx_dio_mem_align_at = 0x98;
 constexpr size_t statx_dio_offset_align_at = 0x9c;
 static_assert(sizeof(struct statx) >= statx_dio_offset_align_at + sizeof(uint32_t));
 
+uint64_t next_serial() {
+    static std::atomic<uint64_t> next = 1;
+    return next.fetch_add(1, std::memory_order_relaxed);
+}
+
 struct Free {
     void operator()(std::byte* p) const { std::free(p); }
 };
@@ -151,6 +156,7 @@ Result<File> File::open(const std::string& path, Access access, const OpenCalls&
     f.size_ = static_cast<uint64_t>(st.st_size);
     f.device_ = st.st_dev;
     f.inode_ = st.st_ino;
+    f.serial_ = next_serial();
     // Keeps the kernel from reading ahead on its own: every read of an expert is one that we asked for.
     (void)posix_fadvise(f.fd_, 0, 0, POSIX_FADV_RANDOM);
     if (access == Access::buffered) return f;
@@ -173,11 +179,11 @@ Result<File> File::open(const std::string& path, Access access, const OpenCalls&
 
 File File::simulated(std::string path, uint64_t size, uint32_t offset_align, uint32_t mem_align) {
     assert(is_power_of_two(offset_align) && is_power_of_two(mem_align));
-    static std::atomic<uint64_t> next_inode = 1;
     File f;
     f.path_ = std::move(path);
     f.size_ = size;
-    f.inode_ = next_inode.fetch_add(1, std::memory_order_relaxed);
+    f.serial_ = next_serial();
+    f.inode_ = f.serial_;
     f.direct_ = offset_align > 1 || mem_align > 1;
     f.offset_align_ = offset_align;
     f.mem_align_ = mem_align;
@@ -194,6 +200,7 @@ void File::swap(File& other) noexcept {
     std::swap(size_, other.size_);
     std::swap(device_, other.device_);
     std::swap(inode_, other.inode_);
+    std::swap(serial_, other.serial_);
     std::swap(direct_, other.direct_);
     std::swap(offset_align_, other.offset_align_);
     std::swap(mem_align_, other.mem_align_);

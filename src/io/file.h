@@ -42,6 +42,8 @@ class File {
     [[nodiscard]] uint64_t device() const { return device_; }
     [[nodiscard]] uint64_t inode() const { return inode_; }
     [[nodiscard]] bool direct() const { return direct_; }
+    // No other open file of this process has or had this number, unlike a descriptor's or an address.
+    [[nodiscard]] uint64_t serial() const { return serial_; }
     // Powers of two; 1 when buffered.
     [[nodiscard]] uint32_t offset_align() const { return offset_align_; }
     [[nodiscard]] uint32_t mem_align() const { return mem_align_; }
@@ -55,6 +57,7 @@ class File {
     uint64_t size_ = 0;
     uint64_t device_ = 0;
     uint64_t inode_ = 0;
+    uint64_t serial_ = 0;
     bool direct_ = false;
     uint32_t offset_align_ = 1;
     uint32_t mem_align_ = 1;

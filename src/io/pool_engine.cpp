@@ -1,9 +1,12 @@
 #include "io/pool_engine.h"
 
+#include <linux/ioprio.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <mutex>
@@ -36,9 +39,16 @@ class SignalsBlocked {
     sigset_t before_ = {};
 };
 
+// glibc has no names for these calls. An exact read has the class that the program was given (ionice).
+int system_set_priority(Priority priority) {
+    static const long own = syscall(SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0);
+    const long value = priority == Priority::speculative ? IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0) : std::max(own, 0L);
+    return syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, value) == 0 ? 0 : errno;
+}
+
 class PoolEngine final : public Engine {
   public:
-    explicit PoolEngine(ReadCall read) : read_(std::move(read)) {}
+    PoolEngine(const PoolOptions& options, ReadCall read) : options_(options), read_(std::move(read)) {}
 
     Status start(unsigned lanes) {
         const SignalsBlocked blocked;
@@ -78,24 +88,28 @@ class PoolEngine final : public Engine {
         }
     }
 
-    size_t wait(std::span<Completion> out) override {
+    size_t wait(std::span<Completion> out) override { return hand_out(out, true); }
+    size_t poll(std::span<Completion> out) override { return hand_out(out, false); }
+
+    [[nodiscard]] size_t outstanding() const override { return outstanding_; }
+    // Only the thread that submits and waits changes them.
+    [[nodiscard]] const EngineTotals& totals() const override { return reads_.totals(); }
+    [[nodiscard]] const char* name() const override { return options_.name; }
+
+  private:
+    size_t hand_out(std::span<Completion> out, bool block) {
         assert(!out.empty());
         if (outstanding_ == 0) return 0;
         std::unique_lock lock(mutex_);
-        finished_.wait(lock, [this] { return !over_.empty(); });
+        if (block) finished_.wait(lock, [this] { return !over_.empty(); });
         const size_t n = reads_.hand_out(over_, out);
         outstanding_ -= n;
         return n;
     }
 
-    [[nodiscard]] size_t outstanding() const override { return outstanding_; }
-    // Only the thread that submits and waits changes them.
-    [[nodiscard]] const EngineTotals& totals() const override { return reads_.totals(); }
-    [[nodiscard]] const char* name() const override { return "pread"; }
-
-  private:
     void run(unsigned lane) {
         pthread_setname_np(pthread_self(), fmt::format("sluice-io-{}", lane).c_str());
+        Priority priority = Priority::exact;
         std::unique_lock lock(mutex_);
         for (;;) {
             work_.wait(lock, [this] { return stop_ || !waiting_.empty(); });
@@ -103,6 +117,11 @@ class PoolEngine final : public Engine {
             const ReadTable::Index i = reads_.pop_front(waiting_);
             PartialRead read = reads_[i];  // a copy: the table belongs to the lock
             lock.unlock();
+            // Refused or not, the bytes are the same.
+            if (options_.priorities && read.op().priority != priority) {
+                priority = read.op().priority;
+                (void)options_.set_priority(priority);
+            }
             while (!read.take(read_(*read.op().file, read.dst(), read.length(), read.offset()))) {
             }
             lock.lock();
@@ -112,6 +131,7 @@ class PoolEngine final : public Engine {
         }
     }
 
+    const PoolOptions options_;
     const ReadCall read_;
     size_t outstanding_ = 0;  // the caller's thread only
 
@@ -133,8 +153,10 @@ int64_t system_pread(const File& file, std::byte* dst, size_t length, uint64_t o
     return n >= 0 ? n : -errno;
 }
 
-Result<std::unique_ptr<Engine>> make_pool_engine(unsigned lanes, ReadCall read) {
-    auto pool = std::make_unique<PoolEngine>(std::move(read));
+Result<std::unique_ptr<Engine>> make_pool_engine(unsigned lanes, const PoolOptions& options, ReadCall read) {
+    PoolOptions with_calls = options;
+    if (with_calls.set_priority == nullptr) with_calls.set_priority = system_set_priority;
+    auto pool = std::make_unique<PoolEngine>(with_calls, std::move(read));
     if (Status s = pool->start(lanes); !s) return s;
     return std::unique_ptr<Engine>(std::move(pool));
 }

@@ -57,6 +57,16 @@ size_t SimEngine::wait(std::span<Completion> out) {
         clock_.advance_to(first->finish);
         run_until(clock_.now());
     }
+    return hand_out(out);
+}
+
+size_t SimEngine::poll(std::span<Completion> out) {
+    assert(!out.empty());
+    run_until(clock_.now());
+    return hand_out(out);
+}
+
+size_t SimEngine::hand_out(std::span<Completion> out) {
     const size_t n = std::min(out.size(), over_.size());
     for (size_t i = 0; i < n; ++i) {
         size_t pick = 0;

@@ -106,6 +106,8 @@ class SimEngine final : public Engine {
 
     void submit(std::span<const ReadOp> batch) override;
     size_t wait(std::span<Completion> out) override;
+    // Time stands still meanwhile.
+    size_t poll(std::span<Completion> out) override;
     [[nodiscard]] size_t outstanding() const override { return reads_.size() + over_.size(); }
     [[nodiscard]] const EngineTotals& totals() const override { return reads_.totals(); }
     [[nodiscard]] const char* name() const override { return "simulated"; }
@@ -129,6 +131,7 @@ class SimEngine final : public Engine {
     int64_t attempt(const PartialRead& read, Fault& fault);
     int64_t read_contents(const File& file, std::byte* dst, uint64_t length, uint64_t offset) const;
     void finish(const Active& ended);
+    size_t hand_out(std::span<Completion> out);
 
     VirtualClock& clock_;
     const SimOptions options_;

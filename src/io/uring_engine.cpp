@@ -1,13 +1,19 @@
 #include "io/uring_engine.h"
 
 #include <liburing.h>
+#include <linux/ioprio.h>
+#include <sys/uio.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <vector>
 
+#include "base/bytes.h"
 #include "base/log.h"
 #include "io/read_table.h"
 
@@ -19,9 +25,16 @@ namespace {
 constexpr unsigned max_refusals = 200;
 constexpr std::chrono::milliseconds refusal_pause(1);
 
+// Files beyond these are read by descriptor. The kernel counts the table against the limit of open files.
+constexpr unsigned max_files = 128;
+// The kernel takes memory in pieces of at most this size, and this many of them.
+constexpr size_t max_piece = 1 * GiB;
+constexpr unsigned max_pieces = 1024;
+
 class UringEngine final : public Engine {
   public:
-    UringEngine(unsigned lanes, const UringCalls& calls) : calls_(calls), lanes_(lanes) {}
+    UringEngine(unsigned lanes, const UringCalls& calls, bool priorities)
+        : calls_(calls), lanes_(lanes), priorities_(priorities) {}
 
     Status start() {
         if (const int r = calls_.init(lanes_, &ring_); r < 0) {
@@ -33,6 +46,8 @@ class UringEngine final : public Engine {
         const bool can_read = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) != 0;
         if (probe != nullptr) io_uring_free_probe(probe);
         if (!can_read) return error(Code::unsupported, "this kernel's io_uring has no plain reads");
+        // Kernels before 5.19 have no tables with empty places. They read by descriptor.
+        take_files_ = io_uring_register_files_sparse(&ring_, max_files) == 0;
         return {};
     }
 
@@ -68,11 +83,92 @@ class UringEngine final : public Engine {
         }
     }
 
+    size_t poll(std::span<Completion> out) override {
+        assert(!out.empty());
+        reap();
+        advance(0);
+        return reads_.hand_out(over_, out);
+    }
+
+    Status register_memory(std::span<std::byte> memory) override {
+        if (memory.empty() || memory_refused_) return {};
+        int result = 0;
+        if (regions_.empty()) result = io_uring_register_buffers_sparse(&ring_, max_pieces);
+        const size_t pieces = (memory.size() + max_piece - 1) / max_piece;
+        if (result == 0 && pieces > max_pieces - pieces_) result = -ENOSPC;
+        unsigned done = 0;
+        for (; result >= 0 && done < pieces; ++done) {
+            const size_t from = done * max_piece;
+            const iovec piece = {memory.data() + from, std::min(max_piece, memory.size() - from)};
+            result = calls_.register_memory(&ring_, pieces_ + done, &piece);
+        }
+        if (result < 0) {
+            // All of it or nothing: half of a slab would make reads differ for no visible reason.
+            const iovec nothing = {nullptr, 0};
+            while (done-- > 1) (void)calls_.register_memory(&ring_, pieces_ + done - 1, &nothing);
+            memory_refused_ = true;
+            return error(Code::unsupported, "{} of memory cannot be registered for reading ({}{}); reads go without",
+                         human_bytes(memory.size()), std::strerror(-result),
+                         result == -ENOMEM || result == -EPERM ? "; the limit is ulimit -l" : "");
+        }
+        regions_.push_back({memory.data(), memory.size(), pieces_});
+        pieces_ += static_cast<unsigned>(pieces);
+        return {};
+    }
+
     [[nodiscard]] size_t outstanding() const override { return reads_.size(); }
     [[nodiscard]] const EngineTotals& totals() const override { return reads_.totals(); }
     [[nodiscard]] const char* name() const override { return "io_uring"; }
 
   private:
+    struct RegisteredMemory {
+        std::byte* data;
+        size_t bytes;
+        unsigned first;  // its first piece
+    };
+
+    // The piece that all of [data, data + bytes) lies in, or -1.
+    [[nodiscard]] int piece_of(const std::byte* data, size_t bytes) const {
+        for (const RegisteredMemory& r : regions_) {
+            const auto from = reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(r.data);  // wraps below
+            if (from >= r.bytes || bytes > r.bytes - from) continue;
+            if (from / max_piece != (from + bytes - 1) / max_piece) return -1;
+            return static_cast<int>(r.first + from / max_piece);
+        }
+        return -1;
+    }
+
+    // The place of an open file in the ring's table, or -1. Places are never given to another file: reads that are
+    // only prepared name them.
+    int place_of(const File& file) {
+        for (unsigned i = 0; i < files_; ++i) {
+            if (file_serials_[i] == file.serial()) return static_cast<int>(i);
+        }
+        if (!take_files_ || files_ == max_files || file.fd() < 0) return -1;
+        if (calls_.register_file(&ring_, files_, file.fd()) < 0) {
+            take_files_ = false;
+            return -1;
+        }
+        file_serials_[files_] = file.serial();
+        return static_cast<int>(files_++);
+    }
+
+    void prepare(io_uring_sqe* sqe, const PartialRead& read) {
+        const File& file = *read.op().file;
+        const int place = place_of(file);
+        const int fd = place >= 0 ? place : file.fd();
+        const int piece = read.length() > 0 ? piece_of(read.dst(), read.length()) : -1;
+        if (piece >= 0) {
+            io_uring_prep_read_fixed(sqe, fd, read.dst(), read.length(), read.offset(), piece);
+        } else {
+            io_uring_prep_read(sqe, fd, read.dst(), read.length(), read.offset());
+        }
+        if (place >= 0) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
+        // 0 is the class that the program was given (ionice).
+        if (priorities_ && read.op().priority == Priority::speculative)
+            sqe->ioprio = IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0);
+    }
+
     // Takes what the kernel has finished.
     void reap() {
         io_uring_cqe* cqe = nullptr;
@@ -101,8 +197,7 @@ class UringEngine final : public Engine {
             io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
             if (sqe == nullptr) break;  // cannot be: the ring has at least `lanes_` entries
             const ReadTable::Index i = reads_.pop_front(waiting_);
-            const PartialRead& read = reads_[i];
-            io_uring_prep_read(sqe, read.op().file->fd(), read.dst(), read.length(), read.offset());
+            prepare(sqe, reads_[i]);
             io_uring_sqe_set_data64(sqe, i);
             reads_.push_back(prepared_, i);
             ++prepared_count_;
@@ -162,9 +257,17 @@ class UringEngine final : public Engine {
 
     const UringCalls calls_;
     const unsigned lanes_;
+    const bool priorities_;
     io_uring ring_ = {};
     bool open_ = false;
     int broken_ = 0;  // the errno with which the kernel stopped taking reads
+
+    bool take_files_ = false;
+    std::array<uint64_t, max_files> file_serials_{};
+    unsigned files_ = 0;
+    std::vector<RegisteredMemory> regions_;
+    unsigned pieces_ = 0;
+    bool memory_refused_ = false;
 
     ReadTable reads_;
     ReadTable::Chain waiting_;   // held back
@@ -186,8 +289,16 @@ int system_uring_submit(io_uring* ring, unsigned wait_for) {
     return io_uring_submit_and_wait(ring, wait_for);
 }
 
-Result<std::unique_ptr<Engine>> make_uring_engine(unsigned lanes, const UringCalls& calls) {
-    auto engine = std::make_unique<UringEngine>(lanes, calls);
+int system_uring_register_memory(io_uring* ring, unsigned at, const iovec* piece) {
+    return io_uring_register_buffers_update_tag(ring, at, piece, nullptr, 1);
+}
+
+int system_uring_register_file(io_uring* ring, unsigned at, int fd) {
+    return io_uring_register_files_update(ring, at, &fd, 1);
+}
+
+Result<std::unique_ptr<Engine>> make_uring_engine(unsigned lanes, const UringCalls& calls, bool priorities) {
+    auto engine = std::make_unique<UringEngine>(lanes, calls, priorities);
     if (Status s = engine->start(); !s) return s;
     return std::unique_ptr<Engine>(std::move(engine));
 }

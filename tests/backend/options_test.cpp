@@ -48,7 +48,7 @@ TEST(Options, AValueGoesRoundTheTable) {
     const std::map<std::string, std::vector<std::string>> values{
         {"--cache-mb", {"auto", "7", "0.5", "8192"}},
         {"--io-threads", {"1", "64"}},
-        {"--io-engine", {"auto", "io_uring", "pread"}},
+        {"--io-engine", {"auto", "io_uring", "pread", "mmap"}},
         {"--no-odirect", {"1", "0"}},
         {"--dense-weights", {"anon", "warm", "mmap"}},
         {"--record", {"a file.jsonl"}},

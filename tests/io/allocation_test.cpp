@@ -36,7 +36,7 @@ TEST(Engines, DoNotAllocatePerRead) {
     for (size_t i = 0; i < batch.size(); ++i) {
         batch[i] = {&file, i % 64 * 4096, 4096, 4096, buffer.data() + i * 4096, i};
     }
-    for (const auto make : {make_uring, make_pool}) {
+    for (const auto make : {make_uring, make_pool, make_mmap}) {
         const std::unique_ptr<Engine> engine = make(8);
         if (engine == nullptr) continue;
         std::array<Completion, 32> out;

@@ -274,6 +274,97 @@ TEST_P(Contract, FileShrinksUnderWay) {
     EXPECT_EQ(one(op(512 * KiB, 4096, buffer.data(), 1)).error, ENODATA);
 }
 
+TEST_P(Contract, PollTakesWhatIsThere) {
+    std::array<Completion, 7> out;
+    EXPECT_EQ(engine_->poll(out), 0U);
+    constexpr size_t n = 200;
+    const Buffer buffer(n * 4096);
+    std::vector<ReadOp> batch;
+    for (size_t i = 0; i < n; ++i) batch.push_back(op(i * 4096, 4096, buffer.data() + i * 4096, i));
+    engine_->submit(batch);
+    std::vector<bool> seen(n);
+    for (size_t done = 0; done < n;) {
+        const size_t got = engine_->poll(out);
+        for (size_t i = 0; i < got; ++i) {
+            EXPECT_EQ(out[i].error, 0);
+            EXPECT_FALSE(seen[out[i].tag]);
+            seen[out[i].tag] = true;
+            EXPECT_EQ(first_wrong({buffer.data() + out[i].tag * 4096, 4096}, out[i].tag * 4096), 4096U);
+        }
+        done += got;
+        EXPECT_EQ(engine_->outstanding(), n - done);
+        if (got == 0) std::this_thread::yield();
+    }
+    EXPECT_EQ(engine_->poll(out), 0U);
+    EXPECT_EQ(engine_->wait(out), 0U);
+}
+
+TEST_P(Contract, CountsWhatWasAsked) {
+    const Buffer buffer(40 * 4096);
+    std::vector<ReadOp> batch;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < 40; ++i) {
+        batch.push_back(op(i * 4096, 4000, buffer.data() + i * 4096, i));
+        bytes += batch.back().length;
+    }
+    engine_->submit(batch);
+    EXPECT_EQ(engine_->totals().reads, 40U);
+    EXPECT_EQ(engine_->totals().bytes, bytes);
+    drain(*engine_);
+    EXPECT_EQ(engine_->totals().reads, 40U);
+}
+
+// Inside, outside, and over the edge of what was registered.
+TEST_P(Contract, RegisteredMemoryChangesNothing) {
+    const Buffer buffer(64 * 4096);
+    ASSERT_TRUE(engine_->register_memory({}));
+    ASSERT_TRUE(engine_->register_memory(buffer.span().subspan(8 * 4096, 16 * 4096)));
+    ASSERT_TRUE(engine_->register_memory(buffer.span().subspan(32 * 4096, 8 * 4096)));
+    std::vector<ReadOp> batch;
+    for (size_t i = 0; i < 64; i += 2) batch.push_back(op(i * 4096, 8192, buffer.data() + i * 4096, i));
+    batch.push_back(op(7 * 4096, 0, buffer.data() + 7 * 4096, 100));
+    batch.push_back(op(9 * 4096, 0, buffer.data() + 9 * 4096, 101));
+    engine_->submit(batch);
+    std::vector<Completion> all = drain(*engine_);
+    EXPECT_EQ(all.size(), batch.size());
+    for (const Completion& c : all) EXPECT_EQ(c.error, 0);
+    EXPECT_EQ(first_wrong(buffer.span(), 0), buffer.size());
+    // Over both edges of a region, from another place of the file.
+    const std::array<ReadOp, 2> edges = {op(100 * 4096, 8192, buffer.data() + 7 * 4096, 1),
+                                         op(102 * 4096, 8192, buffer.data() + 23 * 4096, 2)};
+    engine_->submit(edges);
+    for (const Completion& c : drain(*engine_)) EXPECT_EQ(c.error, 0);
+    for (const ReadOp& o : edges) EXPECT_EQ(first_wrong({o.dst, o.need}, o.offset), o.need);
+    engine_.reset();  // before the memory
+}
+
+TEST_P(Contract, SpeculativeReadsAreReadsToo) {
+    const Buffer buffer(64 * 4096);
+    std::vector<ReadOp> batch;
+    for (size_t i = 0; i < 64; ++i) {
+        batch.push_back(op(i * 4096, 4096, buffer.data() + i * 4096, i));
+        if (i % 3 != 0) batch.back().priority = Priority::speculative;
+    }
+    engine_->submit(batch);
+    const std::vector<Completion> all = drain(*engine_);
+    EXPECT_EQ(all.size(), 64U);
+    for (const Completion& c : all) EXPECT_EQ(c.error, 0);
+    EXPECT_EQ(first_wrong(buffer.span(), 0), buffer.size());
+}
+
+// Files come and go, with the same descriptor and address; more of them than a ring has places for.
+TEST_P(Contract, AnotherFileInTheSamePlace) {
+    const Buffer buffer(4096);
+    for (int i = 0; i < 200; ++i) {
+        const TempFile other(4096, ::testing::TempDir());
+        file_ = i % 2 == 0 ? other.open(std::get<1>(GetParam())) : temp_.open(std::get<1>(GetParam()));
+        const uint64_t at = i % 2 == 0 ? 0 : 8192;
+        const ReadOp o = op(at, 4096, buffer.data(), 1);
+        EXPECT_EQ(one(o).error, 0);
+        ASSERT_EQ(first_wrong(buffer.span(), at), 4096U) << i;
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Engines, Contract,
                          ::testing::Combine(::testing::ValuesIn(all_kinds()),
                                             ::testing::Values(Access::direct, Access::buffered)),

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/uio.h>
 
 #include <array>
 #include <map>
@@ -26,7 +27,8 @@ UringCalls refusing_ring() {
 
 TEST(MakeEngine, LanesHaveBounds) {
     for (const unsigned lanes : {0U, 65U, 1000000U}) {
-        for (const EngineKind kind : {EngineKind::automatic, EngineKind::io_uring, EngineKind::pread}) {
+        for (const EngineKind kind :
+             {EngineKind::automatic, EngineKind::io_uring, EngineKind::pread, EngineKind::mmap}) {
             const Result<MadeEngine> made = make_engine({kind, lanes});
             ASSERT_FALSE(made);
             EXPECT_EQ(made.status().code(), Code::invalid_argument);
@@ -135,6 +137,129 @@ TEST_F(Ring, EndsWithPreparedReads) {
     engine_->submit({&op, 1});
     engine_.reset();
     EXPECT_EQ(buffer_.data()[0], std::byte{0xEE});
+}
+
+// Which places of the ring's tables were filled, with how many bytes or which descriptor; and when that is refused.
+struct Registered {
+    std::map<unsigned, size_t> memory;
+    std::map<unsigned, int> files;
+    unsigned memory_left = UINT32_MAX;
+    unsigned files_left = UINT32_MAX;
+    bool pretend = false;  // memory is only written down
+};
+Registered registered;
+
+class RegisteringRing : public Ring {
+  protected:
+    void SetUp() override {
+        Ring::SetUp();
+        registered = {};
+        UringCalls calls;
+        calls.register_memory = [](io_uring* ring, unsigned at, const iovec* piece) {
+            if (piece->iov_len > 0 && registered.memory_left-- == 0) return -ENOMEM;
+            registered.memory[at] = piece->iov_len;
+            return registered.pretend ? 1 : system_uring_register_memory(ring, at, piece);
+        };
+        calls.register_file = [](io_uring* ring, unsigned at, int fd) {
+            if (registered.files_left-- == 0) return -EMFILE;
+            registered.files[at] = fd;
+            return system_uring_register_file(ring, at, fd);
+        };
+        engine_ = take(make_uring_engine(8, calls));
+    }
+};
+
+TEST_F(RegisteringRing, TakesFilesOnceAndMemoryWhenAsked) {
+    ASSERT_TRUE(engine_->register_memory(buffer_.span()));
+    EXPECT_EQ(registered.memory, (std::map<unsigned, size_t>{{0, buffer_.size()}}));
+    for (int round = 0; round < 2; ++round)
+        EXPECT_EQ(read_blocks(*engine_, file_, buffer_), (std::map<int, size_t>{{0, 32}}));
+    EXPECT_EQ(registered.files, (std::map<unsigned, int>{{0, file_.fd()}}));
+    EXPECT_EQ(first_wrong(buffer_.span(), 0), buffer_.size());
+    engine_.reset();
+}
+
+TEST_F(RegisteringRing, SaysOnceThatMemoryIsRefused) {
+    registered.memory_left = 1;
+    ASSERT_TRUE(engine_->register_memory(buffer_.span().first(8192)));
+    const Status s = engine_->register_memory(buffer_.span().subspan(8192, 4096));
+    ASSERT_FALSE(s);
+    EXPECT_EQ(s.code(), Code::unsupported);
+    EXPECT_NE(s.message().find("ulimit -l"), std::string::npos) << s.message();
+    EXPECT_TRUE(engine_->register_memory(buffer_.span().subspan(8192)));
+    EXPECT_EQ(registered.memory, (std::map<unsigned, size_t>{{0, 8192}}));
+    EXPECT_EQ(read_blocks(*engine_, file_, buffer_), (std::map<int, size_t>{{0, 32}}));
+    EXPECT_EQ(first_wrong(buffer_.span(), 0), buffer_.size());
+    engine_.reset();
+}
+
+// The kernel takes 1 GiB at a time.
+TEST_F(RegisteringRing, TakesLargeMemoryWholeOrNotAtAll) {
+    // Never touched: there is no such memory.
+    const std::span<std::byte> large(buffer_.data(), 2 * GiB + 4096);
+    registered.pretend = true;
+    registered.memory_left = 2;
+    EXPECT_FALSE(engine_->register_memory(large));
+    EXPECT_EQ(registered.memory, (std::map<unsigned, size_t>{{0, 0}, {1, 0}}));
+    SetUp();
+    registered.pretend = true;
+    EXPECT_TRUE(engine_->register_memory(large));
+    EXPECT_EQ(registered.memory, (std::map<unsigned, size_t>{{0, 1 * GiB}, {1, 1 * GiB}, {2, 4096}}));
+}
+
+TEST_F(RegisteringRing, ReadsByDescriptorWhereFilesAreRefused) {
+    registered.files_left = 0;
+    for (int round = 0; round < 2; ++round)
+        EXPECT_EQ(read_blocks(*engine_, file_, buffer_), (std::map<int, size_t>{{0, 32}}));
+    EXPECT_EQ(first_wrong(buffer_.span(), 0), buffer_.size());
+    EXPECT_TRUE(registered.files.empty());
+}
+
+std::vector<Priority> classes;
+
+TEST(Pool, ChangesItsClassOnlyWhereItHelps) {
+    const TempFile temp(32 * 4096);
+    const File file = temp.open(Access::buffered);
+    const Buffer buffer(32 * 4096);
+    PoolOptions options;
+    options.set_priority = [](Priority p) {
+        classes.push_back(p);
+        return EPERM;
+    };
+    for (const bool priorities : {false, true}) {
+        options.priorities = priorities;
+        classes.clear();
+        auto engine = take(make_pool_engine(1, options));
+        std::vector<ReadOp> batch(6);
+        for (size_t i = 0; i < batch.size(); ++i) batch[i] = {&file, i * 4096, 4096, 4096, buffer.data() + i * 4096, i};
+        batch[2].priority = batch[3].priority = batch[5].priority = Priority::speculative;
+        engine->submit(batch);
+        for (const Completion& c : drain(*engine)) EXPECT_EQ(c.error, 0);
+        engine.reset();
+        const std::vector<Priority> expected = {Priority::speculative, Priority::exact, Priority::speculative};
+        EXPECT_EQ(classes, priorities ? expected : std::vector<Priority>());
+    }
+}
+
+TEST(Mapped, IsMadeAndNamed) {
+    const Result<MadeEngine> made = make_engine({EngineKind::mmap, 2});
+    ASSERT_TRUE(made) << made.status().message();
+    EXPECT_STREQ(made->engine->name(), "mmap");
+}
+
+// The mapping stays as long as the file was; its pages do not.
+TEST(Mapped, SurvivesAFileCutToNothing) {
+    const TempFile temp(32 * 4096);
+    const File file = temp.open(Access::buffered);
+    const Buffer buffer(32 * 4096);
+    auto engine = make_mmap(2);
+    ASSERT_NE(engine, nullptr);
+    EXPECT_EQ(read_blocks(*engine, file, buffer), (std::map<int, size_t>{{0, 32}}));
+    temp.truncate(4096 + 100);
+    // Inside the page that the file ends in, the mapping has zeros where the file has nothing.
+    EXPECT_EQ(read_blocks(*engine, file, buffer), (std::map<int, size_t>{{0, 1}, {ENODATA, 31}}));
+    temp.truncate(0);
+    EXPECT_EQ(read_blocks(*engine, file, buffer), (std::map<int, size_t>{{ENODATA, 32}}));
 }
 
 TEST(Pool, ThreadsAreNamedAndTakeNoSignals) {

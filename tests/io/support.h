@@ -22,6 +22,7 @@
 #include "base/clock.h"
 #include "io/engine.h"
 #include "io/file.h"
+#include "io/mmap_engine.h"
 #include "io/pool_engine.h"
 #include "io/sim_engine.h"
 #include "io/uring_engine.h"
@@ -112,6 +113,10 @@ class OwningSim final : public Engine {
     explicit OwningSim(const SimOptions& options) : sim_(clock_, options) {}
     void submit(std::span<const ReadOp> batch) override { sim_.submit(batch); }
     size_t wait(std::span<Completion> out) override { return sim_.wait(out); }
+    size_t poll(std::span<Completion> out) override {
+        clock_.advance_to(clock_.now() + 10'000);  // asking takes time, or it would be for ever too early
+        return sim_.poll(out);
+    }
     [[nodiscard]] size_t outstanding() const override { return sim_.outstanding(); }
     [[nodiscard]] const EngineTotals& totals() const override { return sim_.totals(); }
     [[nodiscard]] const char* name() const override { return sim_.name(); }
@@ -177,6 +182,18 @@ inline std::unique_ptr<Engine> make_hostile_pool(unsigned lanes) {
     }));
 }
 
+inline std::unique_ptr<Engine> make_mmap(unsigned lanes) {
+    return take(make_mmap_engine(lanes));
+}
+
+// Speculative reads in the drive's idle class.
+inline std::unique_ptr<Engine> make_prioritised_uring(unsigned lanes) {
+    return take(make_uring_engine(lanes, {}, true));
+}
+inline std::unique_ptr<Engine> make_prioritised_pool(unsigned lanes) {
+    return take(make_pool_engine(lanes, {.priorities = true}));
+}
+
 inline std::unique_ptr<Engine> make_sim(unsigned lanes) {
     return std::make_unique<OwningSim>(SimOptions{.channels = lanes});
 }
@@ -191,9 +208,15 @@ inline std::unique_ptr<Engine> make_stormy_sim(unsigned lanes) {
 }
 
 inline std::vector<Kind> all_kinds() {
-    return {{"uring", make_uring}, {"hostile_uring", make_hostile_uring},
-            {"pool", make_pool},   {"hostile_pool", make_hostile_pool},
-            {"sim", make_sim},     {"stormy_sim", make_stormy_sim}};
+    return {{"uring", make_uring},
+            {"hostile_uring", make_hostile_uring},
+            {"prioritised_uring", make_prioritised_uring},
+            {"pool", make_pool},
+            {"hostile_pool", make_hostile_pool},
+            {"prioritised_pool", make_prioritised_pool},
+            {"mmap", make_mmap},
+            {"sim", make_sim},
+            {"stormy_sim", make_stormy_sim}};
 }
 
 // Waits until nothing is outstanding. Fails the test if a read completes twice.

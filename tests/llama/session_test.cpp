@@ -135,7 +135,7 @@ class Copy {
 TEST(Session, EveryWayOfReadingGivesTheSameLogits) {
     std::vector<Config> configs;
     for (const DenseWeights d : {DenseWeights::anon, DenseWeights::warm, DenseWeights::mmap}) {
-        for (const IoEngine e : {IoEngine::automatic, IoEngine::pread}) {
+        for (const IoEngine e : {IoEngine::automatic, IoEngine::pread, IoEngine::mmap}) {
             for (const bool direct : {true, false}) {
                 Config c = tiny_cache();
                 c.dense_weights = d;
