@@ -38,6 +38,7 @@ int perplexity_command(std::vector<std::string> arguments);
 int inspect_command(std::vector<std::string> arguments);
 int doctor_command(std::vector<std::string> arguments);
 int report_command(std::vector<std::string> arguments);
+int verify_command(std::vector<std::string> arguments);
 
 // One line "sluice: error: ..." on standard error.
 int fail(const Status& status, int code);

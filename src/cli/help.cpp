@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kWidth = 100;
 
-constexpr std::array<Command, 8> kCommands{{
+constexpr std::array<Command, 9> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
      "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
@@ -43,6 +43,12 @@ constexpr std::array<Command, 8> kCommands{{
      "to standard output. --png draws the page with the Chromium or Chrome that is installed. With --text or --png "
      "there is a page only if -o asks for it.",
      nullptr, report_command},
+    {"verify", "MODEL [--quick | --full | --write]", "are the experts on the drive still what they were?",
+     "--write reads all experts once and writes a checksum for each of their matrices to MODEL.sluice-sums. Later runs "
+     "compare: --full (the default) all experts, --quick two of each layer. What differs is named, and the exit code "
+     "is 1. Reads from the drive itself, not from the page cache. Checksums of a model that has changed since are "
+     "not used.",
+     nullptr, verify_command},
 }};
 
 // A leading "-" must not be taken for a roff hyphen, nor a leading "." for a request.

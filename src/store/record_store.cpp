@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "base/memory.h"
+#include "store/sums.h"
 
 namespace sluice::store {
 
@@ -33,6 +35,11 @@ Result<RecordStore> RecordStore::open(const model::GgufIndex& index, const model
         }
     }
     store.number_records();
+    if (auto sums = load_sums(index, geometry); sums.ok()) {
+        store.set_checksums(std::move(*sums));
+    } else if (sums.status().code() != Code::not_found) {
+        log(LogLevel::warn, "checksums are not used: {}", sums.status().message());
+    }
     return store;
 }
 
@@ -44,9 +51,18 @@ RecordStore RecordStore::over(const model::Geometry& geometry, std::span<const i
     return store;
 }
 
+void RecordStore::set_checksums(std::vector<uint32_t> sums) {
+    assert(first_sum_.back() + uint64_t{geometry_.sets.back().n_expert} * geometry_.sets.back().tensors.size() ==
+           sums.size());
+    sums_ = std::move(sums);
+}
+
 void RecordStore::number_records() {
+    uint64_t sum = 0;
     for (uint32_t s = 0; s < geometry_.sets.size(); ++s) {
         first_record_.push_back(static_cast<uint32_t>(set_of_.size()));
+        first_sum_.push_back(sum);
+        sum += uint64_t{geometry_.sets[s].n_expert} * geometry_.sets[s].tensors.size();
         set_of_.insert(set_of_.end(), geometry_.sets[s].n_expert, s);
     }
 }

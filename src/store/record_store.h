@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,6 +34,7 @@ struct RecordName {
 class RecordStore {
   public:
     // Opens every file that holds experts. Says through `note` if direct access could not be had for one of them.
+    // Takes the checksums from MODEL.sluice-sums if that is there, whole and of these contents; warns if it is not.
     static Result<RecordStore> open(const model::GgufIndex& index, const model::Geometry& geometry, io::Access access,
                                     std::string* note);
 
@@ -51,6 +53,15 @@ class RecordStore {
         return static_cast<uint32_t>(geometry_.sets[set].tensors.size());
     }
     [[nodiscard]] Extent extent(RecordId record, uint32_t component) const;
+    // CRC-32C of the extent's bytes; nullopt if nobody has made checksums of this model.
+    [[nodiscard]] std::optional<uint32_t> checksum(RecordId record, uint32_t component) const {
+        if (sums_.empty()) return std::nullopt;
+        const uint32_t set = set_of_[record];
+        return sums_[first_sum_[set] + uint64_t{expert_of(record)} * n_components(set) + component];
+    }
+    [[nodiscard]] bool has_checksums() const { return !sums_.empty(); }
+    // One per (record, component), in the order of records.
+    void set_checksums(std::vector<uint32_t> sums);
 
     // The aligned read that brings in an extent: [offset, offset + length) of the file, wanted bytes at `delta`.
     struct AlignedRead {
@@ -72,6 +83,8 @@ class RecordStore {
     std::vector<const io::File*> files_;  // by file index; nullptr where a file holds no experts
     std::vector<uint32_t> first_record_;  // by set
     std::vector<uint32_t> set_of_;        // by record
+    std::vector<uint64_t> first_sum_;     // by set
+    std::vector<uint32_t> sums_;          // empty, or one per (record, component)
 };
 
 }  // namespace sluice::store

@@ -146,6 +146,14 @@ for full in "inspect $model" "inspect --json $model" "run --help" "--version"; d
 done
 fails_saying "a prompt longer than the context" 1 "raise -c" "$sluice" run -m "$model" -f "$text" -c 64
 
+# --- checksums
+cp "$model" "$work/sums.gguf"
+fails_saying "no checksums yet" 1 "verify --write" "$sluice" verify "$work/sums.gguf"
+check "checksums are made" "$sluice" verify --write "$work/sums.gguf"
+check "nothing is damaged" "$sluice" verify "$work/sums.gguf"
+check "nor in a sample" "$sluice" verify --quick "$work/sums.gguf"
+fails_saying "no model to verify" 2 "which model" "$sluice" verify
+
 # --- the report of a run
 "$sluice" run -m "$model" -p "In the beginning" -n 24 --temp 0 -c 256 -t 2 --record "$work/run.jsonl" </dev/null >/dev/null 2>&1
 cp "$work/run.jsonl" "$work/kept.jsonl"

@@ -1,0 +1,105 @@
+// Owns: `sluice verify`: are the bytes of the experts still what they were?
+// Keeps: without --write nothing is written.
+#include <cstdio>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "cli/commands.h"
+#include "cli/progress_bar.h"
+#include "store/scan.h"
+#include "store/sums.h"
+
+namespace sluice::cli {
+namespace {
+
+constexpr size_t kMostShown = 20;
+
+struct Asked {
+    std::string path;
+    store::Depth depth = store::Depth::full;
+    bool write = false;
+};
+
+Result<Asked> parse(std::vector<std::string> arguments) {
+    Asked asked;
+    bool depth_given = false;
+    for (std::string& a : arguments) {
+        if (a == "--quick" || a == "--full") {
+            asked.depth = a == "--quick" ? store::Depth::quick : store::Depth::full;
+            depth_given = true;
+        } else if (a == "--write") {
+            asked.write = true;
+        } else if (!a.starts_with('-') && !a.empty() && asked.path.empty()) {
+            asked.path = std::move(a);
+        } else {
+            return error(Code::invalid_argument, "do not understand \"{}\"; sluice verify --help", a);
+        }
+    }
+    if (asked.path.empty()) return error(Code::invalid_argument, "which model? sluice verify MODEL");
+    if (asked.write && depth_given)
+        return error(Code::invalid_argument, "--write reads everything; it goes without --quick and --full");
+    return asked;
+}
+
+int say(const store::Verdict& verdict, const std::string& path) {
+    for (size_t i = 0; i < verdict.damage.size() && i < kMostShown; ++i)
+        std::printf("damaged: %s\n", verdict.damage[i].what.c_str());
+    if (verdict.damage.size() > kMostShown) std::printf("... and %zu more\n", verdict.damage.size() - kMostShown);
+    std::printf("%s: %llu matrices of experts looked at (%s), %zu damaged\n", path.c_str(),
+                static_cast<unsigned long long>(verdict.components), human_bytes(verdict.bytes).c_str(),
+                verdict.damage.size());
+    return verdict.damage.empty() ? kOk : kFailed;
+}
+
+int verify_model(const Asked& asked, io::Engine& engine) {
+    const auto index = model::GgufIndex::open(asked.path);
+    if (!index.ok()) return fail(index.status(), kFailed);
+    const auto geometry = model::derive_geometry(*index);
+    if (!geometry.ok()) return fail(geometry.status(), kFailed);
+    // What is wrong with the checksums is said here, as an error.
+    set_log_level(LogLevel::error);
+    const auto store = store::RecordStore::open(*index, *geometry, io::Access::direct, nullptr);
+    if (!store.ok()) return fail(store.status(), kFailed);
+    ProgressBar bar(asked.write ? "reading" : "verifying");
+    const auto progress = [&](uint64_t done, uint64_t total) {
+        bar.show(done, total);
+        return true;
+    };
+    if (asked.write) {
+        auto source = store::describe(*index, *geometry);
+        if (!source.ok()) return fail(source.status(), kFailed);
+        auto sums = store::compute_sums(*store, engine, progress);
+        bar.clear();
+        if (!sums.ok()) return fail(sums.status(), kFailed);
+        const size_t n = sums->size();
+        if (Status s = store::save_sums(store::Files::system(), *index, {std::move(*source), std::move(*sums)});
+            !s.ok())
+            return fail(s, kFailed);
+        std::printf("%s: %zu checksums written\n", store::sums_path(*index).c_str(), n);
+        return kOk;
+    }
+    if (!store->has_checksums()) {
+        const Status why = store::load_sums(*index, *geometry).status();
+        if (why.code() != Code::not_found) return fail(why, kFailed);
+        return fail(error(Code::not_found, "{} has no checksums yet: sluice verify --write {} makes them", asked.path,
+                          asked.path),
+                    kFailed);
+    }
+    const auto verdict = store::verify(*store, engine, asked.depth, progress);
+    bar.clear();
+    if (!verdict.ok()) return fail(verdict.status(), kFailed);
+    return say(*verdict, asked.path);
+}
+
+}  // namespace
+
+int verify_command(std::vector<std::string> arguments) {
+    if (asks_help(arguments)) return print_help(help_text(*find_command("verify")));
+    const auto asked = parse(std::move(arguments));
+    if (!asked.ok()) return fail(asked.status(), kUsage);
+    const auto engine = io::make_engine({});
+    if (!engine.ok()) return fail(engine.status(), kFailed);
+    return verify_model(*asked, *engine->engine);
+}
+
+}  // namespace sluice::cli

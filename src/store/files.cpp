@@ -1,0 +1,150 @@
+#include "store/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+namespace sluice::store {
+namespace {
+
+Status failed(const char* what, const std::string& path, int error_number) {
+    const Code code = error_number == ENOENT ? Code::not_found : Code::io_error;
+    return error(code, "cannot {} {}: {}", what, path, std::strerror(error_number));
+}
+
+std::string directory_of(const std::string& path) {
+    const std::string parent = std::filesystem::path(path).parent_path().string();
+    return parent.empty() ? "." : parent;
+}
+
+}  // namespace
+
+Files& Files::system() {
+    static Files files;
+    return files;
+}
+
+int Files::open(const std::string& path, int flags, int& fd) {
+    constexpr mode_t kMode = 0666;
+    do fd = ::open(path.c_str(), flags | O_CLOEXEC, kMode);
+    while (fd < 0 && errno == EINTR);
+    return fd < 0 ? errno : 0;
+}
+
+int Files::write(int fd, std::span<const std::byte> bytes, uint64_t offset) {
+    while (!bytes.empty()) {
+        const ssize_t n = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return errno;
+        if (n == 0) return EIO;
+        bytes = bytes.subspan(static_cast<size_t>(n));
+        offset += static_cast<uint64_t>(n);
+    }
+    return 0;
+}
+
+int Files::resize(int fd, uint64_t size) {
+    return ::ftruncate(fd, static_cast<off_t>(size)) == 0 ? 0 : errno;
+}
+
+int Files::sync(int fd) {
+    return ::fsync(fd) == 0 ? 0 : errno;
+}
+
+int Files::rename(const std::string& from, const std::string& to) {
+    return ::rename(from.c_str(), to.c_str()) == 0 ? 0 : errno;
+}
+
+int Files::sync_directory(const std::string& path) {
+    int fd = -1;
+    if (const int e = Files::open(directory_of(path), O_RDONLY | O_DIRECTORY, fd); e != 0) return e;
+    const int e = ::fsync(fd) == 0 ? 0 : errno;
+    ::close(fd);
+    // Some network file systems have no such thing.
+    return e == EINVAL ? 0 : e;
+}
+
+int Files::remove(const std::string& path) {
+    return ::unlink(path.c_str()) == 0 ? 0 : errno;
+}
+
+Result<OutputFile> OutputFile::open(Files& files, const std::string& path, int flags) {
+    int fd = -1;
+    if (const int e = files.open(path, flags, fd); e != 0) return failed("open", path, e);
+    return OutputFile(files, path, fd);
+}
+
+OutputFile::~OutputFile() {
+    if (fd_ >= 0) ::close(fd_);
+}
+
+Status OutputFile::write(std::span<const std::byte> bytes, uint64_t offset) {
+    const int e = files_->write(fd_, bytes, offset);
+    return e == 0 ? Status() : failed("write", path_, e);
+}
+
+Status OutputFile::resize(uint64_t size) {
+    const int e = files_->resize(fd_, size);
+    return e == 0 ? Status() : failed("resize", path_, e);
+}
+
+Status OutputFile::sync() {
+    const int e = files_->sync(fd_);
+    return e == 0 ? Status() : failed("write", path_, e);
+}
+
+Status replace_file(Files& files, const std::string& path, std::span<const std::byte> bytes) {
+    const std::string temporary = path + ".tmp";
+    Status s;
+    {
+        auto out = OutputFile::open(files, temporary, O_WRONLY | O_CREAT | O_TRUNC);
+        if (!out.ok()) return out.status();
+        s = out->write(bytes, 0);
+        if (s.ok()) s = out->sync();
+    }
+    if (s.ok()) return publish_file(files, temporary, path);
+    (void)files.remove(temporary);
+    return s;
+}
+
+Status publish_file(Files& files, const std::string& from, const std::string& to) {
+    if (const int e = files.rename(from, to); e != 0) {
+        (void)files.remove(from);
+        return failed("rename to", to, e);
+    }
+    const int e = files.sync_directory(to);
+    return e == 0 ? Status() : failed("make durable", to, e);
+}
+
+Result<std::string> read_whole(const std::string& path, uint64_t most) {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return failed("open", path, errno);
+    struct stat st {};
+    std::string out;
+    Status s;
+    if (::fstat(fd, &st) != 0) {
+        s = failed("read", path, errno);
+    } else if (!S_ISREG(st.st_mode) || static_cast<uint64_t>(st.st_size) > most) {
+        s = error(Code::corrupt, "{} is no file of ours: it is larger than any of them, or not a plain file", path);
+    } else {
+        out.resize(static_cast<size_t>(st.st_size));
+        size_t have = 0;
+        while (s.ok() && have < out.size()) {
+            const ssize_t n = ::pread(fd, out.data() + have, out.size() - have, static_cast<off_t>(have));
+            if (n < 0 && errno == EINTR) continue;
+            if (n < 0) s = failed("read", path, errno);
+            if (n == 0) out.resize(have);
+            if (n > 0) have += static_cast<size_t>(n);
+        }
+    }
+    ::close(fd);
+    if (!s.ok()) return s;
+    return out;
+}
+
+}  // namespace sluice::store

@@ -1,0 +1,67 @@
+// Owns: every change that the store makes to a file system, one call each, so that a test can let any of them fail.
+// Keeps: a file that is replaced is the old one or the new one at every moment, and after a crash too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/status.h"
+
+namespace sluice::store {
+
+// The calls behind. Each returns 0 or an errno. Replaced by tests.
+class Files {
+  public:
+    Files() = default;
+    virtual ~Files() = default;
+    Files(const Files&) = delete;
+    Files& operator=(const Files&) = delete;
+
+    static Files& system();
+
+    // `flags` as of open(2); O_CLOEXEC is added.
+    virtual int open(const std::string& path, int flags, int& fd);
+    // All of `bytes`, or an error after any part of them.
+    virtual int write(int fd, std::span<const std::byte> bytes, uint64_t offset);
+    virtual int resize(int fd, uint64_t size);
+    virtual int sync(int fd);
+    virtual int rename(const std::string& from, const std::string& to);
+    // Makes the names in the directory of `path` durable.
+    virtual int sync_directory(const std::string& path);
+    virtual int remove(const std::string& path);
+};
+
+// A file being written. Move-only. Errors name the path.
+class OutputFile {
+  public:
+    static Result<OutputFile> open(Files& files, const std::string& path, int flags);
+    OutputFile(OutputFile&& other) noexcept : files_(other.files_), path_(std::move(other.path_)), fd_(other.fd_) {
+        other.fd_ = -1;
+    }
+    OutputFile& operator=(OutputFile&&) = delete;
+    OutputFile(const OutputFile&) = delete;
+    OutputFile& operator=(const OutputFile&) = delete;
+    ~OutputFile();
+
+    Status write(std::span<const std::byte> bytes, uint64_t offset);
+    Status resize(uint64_t size);
+    Status sync();
+
+  private:
+    OutputFile(Files& files, std::string path, int fd) : files_(&files), path_(std::move(path)), fd_(fd) {}
+    Files* files_;
+    std::string path_;
+    int fd_ = -1;
+};
+
+// `path` has these bytes, durably, or what it had before. Leaves no other file behind unless the process dies.
+Status replace_file(Files& files, const std::string& path, std::span<const std::byte> bytes);
+// Gives a finished file its name, durably.
+Status publish_file(Files& files, const std::string& from, const std::string& to);
+
+// All bytes of a file that must be no longer than `most`; not_found if there is none.
+Result<std::string> read_whole(const std::string& path, uint64_t most);
+
+}  // namespace sluice::store
