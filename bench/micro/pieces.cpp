@@ -180,8 +180,8 @@ struct SimulatedModel {
         const io::File* files[] = {&file};
         store = std::make_unique<store::RecordStore>(store::RecordStore::over(geometry, files));
         sched::Fetcher::Options options;
-        options.budget = sched::Fetcher::shapes(*store, {})[0].slot_bytes() * slots;
-        options.min_slots = kUsed;
+        options.slots.budget = sched::Slots::shapes(*store, {})[0].slot_bytes() * slots;
+        options.slots.min_slots = kUsed;
         auto made = sched::Fetcher::create(*store, engine, clock, std::move(options));
         require(made.ok(), "the simulated model has no fetcher");
         fetcher = std::move(*made);

@@ -277,6 +277,7 @@ void finish_row(Context& c) {
 // A graph is about to be computed.
 void begin_graph(Context& c) {
     finish_row(c);
+    c.executor->begin_graph();
     c.pass = given_pass() != nullptr ? given_pass() : c.own_pass;
     c.pass->stage = trace::Pass::Stage::before_last_block;
     t_pass = c.pass;
@@ -623,6 +624,10 @@ void set_config(const Config& config) {
 void set_config_error(Status status) {
     const std::lock_guard<std::mutex> lock(global().mutex);
     global().config_error = std::move(status);
+}
+
+bool models_are_loaded() {
+    return !live_models().empty();
 }
 
 Stats collect_stats() {

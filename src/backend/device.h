@@ -17,6 +17,8 @@ void set_config(const Config& config);
 // A configuration that could not be read: every model load fails with this, since a plug-in cannot stop its host.
 void set_config_error(Status status);
 
+bool models_are_loaded();
+
 Stats collect_stats();
 void reset_counters();
 std::string last_compute_error();

@@ -114,7 +114,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     if (Status s = state->choose_forms(); !s.ok()) return s;
 
     // A cache that cannot hold one expert is refused here, before anything is read.
-    const auto shapes = sched::Fetcher::shapes(*state->store_, state->converted_);
+    const auto shapes = sched::Slots::shapes(*state->store_, state->converted_);
     if (config.cache_bytes) {
         const auto layout = cache::plan_layout(shapes, *config.cache_bytes, slots_wanted_at_once(state->geometry_));
         if (!layout.ok()) return layout.status();
@@ -208,7 +208,7 @@ void ModelState::convert(uint32_t set, uint32_t component, const std::byte* raw,
 }
 
 Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
-    const auto shapes = sched::Fetcher::shapes(*store_, converted_);
+    const auto shapes = sched::Slots::shapes(*store_, converted_);
     const uint64_t full = cache::full_budget(shapes);
     uint64_t budget = std::min(config_.cache_bytes.value_or(0), full);
     std::string why = "as told";
@@ -220,10 +220,10 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
         why = std::move(chosen.why);
     }
     sched::Fetcher::Options options;
-    options.budget = budget;
-    options.min_slots = slots_wanted_at_once(geometry_);
-    options.converted = converted_;
-    options.convert = [this](uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot, uint64_t) {
+    options.slots.budget = budget;
+    options.slots.min_slots = slots_wanted_at_once(geometry_);
+    options.slots.converted = converted_;
+    options.slots.convert = [this](uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot, uint64_t) {
         convert(set, component, raw, slot);
     };
     auto fetcher = sched::Fetcher::create(*store_, *engine_, SystemClock::instance(), std::move(options));

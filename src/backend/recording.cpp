@@ -11,6 +11,7 @@
 #include <iterator>
 #include <utility>
 
+#include "backend/device.h"
 #include "backend/model_state.h"
 #include "backend/options.h"
 #include "base/clock.h"
@@ -119,15 +120,37 @@ std::string time_now() {
 // The command, without what a person may have written into it and without secrets.
 trace::Json command_json() {
     std::ifstream file("/proc/self/cmdline", std::ios::binary);
-    constexpr std::string_view kPrivate[] = {
-        "-p",          "--prompt",  "-sys", "--system-prompt", "-r", "--reverse-prompt", "--in-prefix",
-        "--in-suffix", "--api-key", "-hft", "--hf-token",      "-j", "--json-schema",    "--grammar"};
+    constexpr std::string_view kPrivate[] = {"-p",
+                                             "--prompt",
+                                             "-sys",
+                                             "--system-prompt",
+                                             "-r",
+                                             "--reverse-prompt",
+                                             "--in-prefix",
+                                             "--in-suffix",
+                                             "--api-key",
+                                             "--api-key-file",
+                                             "-hft",
+                                             "--hf-token",
+                                             "-j",
+                                             "--json-schema",
+                                             "--grammar",
+                                             "--mcp-servers-json",
+                                             "--reasoning-budget-message",
+                                             "--chat-template",
+                                             "--chat-template-kwargs",
+                                             "--ui-config",
+                                             "--webui-config"};
+    const bool bench = std::string_view(program_invocation_short_name).find("bench") != std::string_view::npos ||
+                       host().program == "sluice bench";
     trace::Json command = trace::Json::array();
     std::string argument;
     bool hidden = false;
     while (std::getline(file, argument, '\0')) {
         const size_t equals = argument.find('=');
         const auto is_private = [&](std::string_view flag) {
+            // Numbers of llama-bench.
+            if (bench && (flag == "-p" || flag == "-r")) return false;
             return std::find(std::begin(kPrivate), std::end(kPrivate), flag) != std::end(kPrivate);
         };
         if (hidden) {
@@ -174,11 +197,11 @@ Result<OpenedFiles> open_files(const Config& config) {
     const auto with = [&](const std::string& path, const char* flag, auto make) {
         if (path.empty() || !failed.ok()) return;
         auto file = trace::LineFile::open(path);
-        if (file.ok()) {
-            make(std::move(*file));
-        } else {
+        if (!file.ok()) {
             failed = file.status().within(flag);
+            return;
         }
+        make(std::move(*file));
     };
     const auto sink = [&](auto made) { opened.sinks.push_back(std::move(made)); };
     const auto events = [&](auto made) { opened.events.push_back(std::move(made)); };
@@ -237,6 +260,10 @@ Status start_recording(const Config& config) {
     if (!s.host.whole_loop && !has_outputs(config) && s.recorder == nullptr) return {};
     const std::vector<std::string> outputs = outputs_of(config);
     if (s.recorder != nullptr && outputs == s.outputs) return {};
+    // Models know their number in the record that they began with.
+    if (models_are_loaded()) {
+        return error(Code::invalid_argument, "the outputs of a run cannot change while a model is loaded");
+    }
     if (s.recorder != nullptr) {
         end_recording({});
         s.past.push_back(std::move(s.recorder));

@@ -75,7 +75,7 @@ int inspect_command(std::vector<std::string> arguments) {
     const model::Geometry& g = *geometry;
     const auto store = store::RecordStore::open(*index, g, io::Access::direct, nullptr);
     if (!store.ok()) return fail(store.status(), kFailed);
-    const auto shapes = sched::Fetcher::shapes(*store, {});
+    const auto shapes = sched::Slots::shapes(*store, {});
     const uint64_t full = cache::full_budget(shapes);
     const uint64_t least = cache::minimum_budget(shapes);
     // One token in slots, which are a little larger than the experts in them.

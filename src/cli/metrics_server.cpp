@@ -18,7 +18,11 @@ Result<std::unique_ptr<MetricsServer>> MetricsServer::start(uint16_t port, const
     std::unique_ptr<MetricsServer> made(new MetricsServer());
     httplib::Server& http = made->server_->http;
     // Scraping must not take threads from computing.
-    http.new_task_queue = [] { return new httplib::ThreadPool(1); };
+    http.new_task_queue = [] { return new httplib::ThreadPool(4); };
+    // A client that says nothing, or keeps its connection, must not keep others out.
+    http.set_keep_alive_max_count(1);
+    http.set_read_timeout(1);
+    http.set_write_timeout(1);
     http.Get("/metrics", [&metrics](const httplib::Request&, httplib::Response& response) {
         response.set_content(metrics.text(), trace::kMetricsContentType);
     });

@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/log.h"
@@ -146,8 +147,11 @@ ggml_status MoeExecutor::run_appended() {
             status = ggml_backend_graph_compute(cpu_, graph_);
         }
     }
+    const Nanos took = pass_->ledger.spent(trace::Part::routed) - before;
     if (set_ < pass_->layers.size()) {
-        pass_->layers[set_].routed += pass_->ledger.spent(trace::Part::routed) - before;
+        pass_->layers[set_].routed += took;
+    } else {
+        early_ += took;
     }
     return status;
 }
@@ -222,7 +226,7 @@ void MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids)
     uint8_t& counting = counting_component_[weight.set];
     if (counting == kUnknown) counting = static_cast<uint8_t>(weight.component);
     if (counting != weight.component) return;
-    const bool new_pass = counted_set_ == UINT32_MAX || weight.set <= counted_set_;
+    const bool new_pass = counted_set_ == UINT32_MAX;
     counted_set_ = weight.set;
     if (new_pass) {
         decoding_ = pass_->told ? *pass_->told == trace::Phase::decode : ids->ne[1] == 1;
@@ -240,6 +244,7 @@ void MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids)
     pass_->hits += static_cast<int64_t>(hits);
     if (pass_->wants.rows) {
         pass_->layers.resize(geometry.sets.size());
+        pass_->layers[weight.set].routed += std::exchange(early_, 0);
         pass_->layers[weight.set].lookups += static_cast<int64_t>(records_.size());
         pass_->layers[weight.set].hits += static_cast<int64_t>(hits);
         count_routes(weight, ids);
@@ -302,24 +307,25 @@ Status MoeExecutor::load(ModelRuntime& runtime, uint32_t set, std::span<const Re
         return pass_->ledger.spent(trace::Part::wait_read) + pass_->ledger.spent(trace::Part::wait_join) +
                pass_->ledger.spent(trace::Part::wait_late);
     };
-    const sched::FetchCounters before = fetcher.counters();
+    const sched::SchedCounters before = fetcher.counters();
     const io::EngineTotals engine_before = fetcher.engine_totals();
     const Nanos waited_before = waited();
     Status loaded = runtime.fetcher->load(records, which, pass_);
-    const sched::FetchCounters& now = fetcher.counters();
+    const sched::SchedCounters& now = fetcher.counters();
     const io::EngineTotals& engine = fetcher.engine_totals();
 
     trace::PhaseCounters& p = phase(runtime);
     p.reads += now.reads - before.reads;
-    p.logical_bytes += now.logical_bytes - before.logical_bytes;
-    p.physical_bytes += now.physical_bytes - before.physical_bytes;
+    p.logical_bytes += now.exact_bytes - before.exact_bytes;
+    p.physical_bytes += now.exact_physical - before.exact_physical;
     p.read_wait += now.wait - before.wait;
     p.convert += now.convert - before.convert;
 
-    const auto physical = static_cast<int64_t>(now.physical_bytes - before.physical_bytes);
+    const auto physical = static_cast<int64_t>(now.exact_physical - before.exact_physical);
     pass_->reads += static_cast<int64_t>(now.reads - before.reads);
-    pass_->exact_bytes += static_cast<int64_t>(now.logical_bytes - before.logical_bytes);
+    pass_->exact_bytes += static_cast<int64_t>(now.exact_bytes - before.exact_bytes);
     pass_->exact_physical += physical;
+    pass_->joins += static_cast<int64_t>(now.joins - before.joins);
     pass_->read_busy += now.busy - before.busy;
     pass_->engine_bytes += static_cast<int64_t>(engine.bytes - engine_before.bytes);
     pass_->retries += static_cast<int64_t>(engine.retries - engine_before.retries);

@@ -35,6 +35,8 @@ class MoeExecutor {
     // results are then undefined, as ggml has it. What it costs is counted in `pass`.
     ggml_status compute(ggml_cgraph* graph, trace::Pass& pass);
     [[nodiscard]] const Status& last_error() const { return last_error_; }
+    // The next compute() is of a new pass through the model, of which a graph may be only a part.
+    void begin_graph() { counted_set_ = UINT32_MAX; }
 
   private:
     struct Row {
@@ -83,6 +85,7 @@ class MoeExecutor {
     trace::Pass* pass_ = nullptr;  // of the graph at hand
     uint32_t set_ = UINT32_MAX;    // of the block whose nodes are appended
     int32_t layer_of_set_ = -1;
+    Nanos early_ = 0;          // arithmetic of nodes before the first set of the pass was known
     bool last_block_ = false;  // the graph at hand reached the model's last set
     ggml_context* context_ = nullptr;
     ggml_cgraph* graph_ = nullptr;  // nodes appended and not yet computed
@@ -90,8 +93,8 @@ class MoeExecutor {
     Status last_error_;
 
     Held held_;
-    // A pass through the model visits its sets in rising order. Its phase is told by its first set: the last layer of a
-    // prompt may have a single row, since only outputs that somebody asked for are computed there.
+    // The phase of a pass is told by the set that it visits first: the last layer of a prompt may have a single row,
+    // since only outputs that somebody asked for are computed there.
     const ModelRuntime* counted_runtime_ = nullptr;
     uint32_t counted_set_ = UINT32_MAX;
     std::vector<uint8_t> counting_component_;  // by set: the component whose node comes first, as once seen

@@ -41,7 +41,7 @@ struct Pass {
     Stage stage = Stage::before_last_block;
 
     int64_t tokens = 0;
-    int64_t lookups = 0, hits = 0;
+    int64_t lookups = 0, hits = 0, joins = 0;
     int64_t reads = 0, retries = 0;
     int64_t exact_bytes = 0, exact_physical = 0, engine_bytes = 0;
     int64_t evictions = 0, rereads = 0, waves = 0;
@@ -67,7 +67,7 @@ struct Pass {
     void clear_counts() {
         model = -1;
         warmup = false;
-        tokens = lookups = hits = reads = retries = 0;
+        tokens = lookups = hits = joins = reads = retries = 0;
         exact_bytes = exact_physical = engine_bytes = 0;
         evictions = rereads = waves = 0;
         read_busy = 0;

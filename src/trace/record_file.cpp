@@ -1,13 +1,18 @@
 #include "trace/record_file.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <optional>
 
 #include "trace/json_values.h"
 #include "trace/write.h"
@@ -18,7 +23,7 @@ namespace {
 // Of one line of a record that is read back. The longest real ones hold an expert's use counts: a few hundred KiB.
 constexpr size_t kMaxLine = size_t{64} << 20;
 constexpr size_t kMaxRows = 10'000'000;
-constexpr size_t kMaxModels = 64;
+constexpr size_t kMaxModels = 4096;
 constexpr size_t kMaxLayers = 4096;
 constexpr int kMaxDepth = 64;
 
@@ -104,7 +109,9 @@ class RecordSink final : public Sink {
                      {"status", e.status},
                      {"error", e.error.empty() ? Json(nullptr) : Json(e.error)},
                      {"output_digest", e.output_digest.empty() ? Json(nullptr) : Json(e.output_digest)},
-                     {"routes_digest", fmt::format("{:016x}", book.routes_digest)}});
+                     {"routes_digest", book.of(Phase::prefill).rows + book.of(Phase::decode).rows == 0
+                                           ? Json(nullptr)
+                                           : Json(fmt::format("{:016x}", book.routes_digest))}});
     }
 
   private:
@@ -231,16 +238,72 @@ Status take_line(Record& record, const Json& j, size_t number) {
 }  // namespace
 
 Result<std::unique_ptr<LineFile>> LineFile::open(const std::string& path) {
-    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0) return error(Code::io_error, "cannot open {} for writing: {}", path, std::strerror(errno));
-    return std::unique_ptr<LineFile>(new LineFile(fd, path));
+    std::unique_ptr<LineFile> file(new LineFile(fd, path));
+    struct stat st {};
+    file->regular_ = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    if (!file->regular_) return file;
+    // A slip of the hand must not cost a model.
+    const int look = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    std::array<char, 4> magic{};
+    const bool model = look >= 0 && ::pread(look, magic.data(), magic.size(), 0) == 4 &&
+                       std::string_view(magic.data(), magic.size()) == "GGUF";
+    if (look >= 0) ::close(look);
+    if (model) return error(Code::invalid_argument, "{} is a model: it is not overwritten", path);
+    if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        return error(Code::invalid_argument, "{} is being written already, by another output or another process", path);
+    }
+    return file;
 }
 
 LineFile::~LineFile() {
     ::close(fd_);
 }
 
+namespace {
+
+// A reader that has left must not end the host: the signal of a broken pipe is kept from it.
+class NoPipeSignal {
+  public:
+    NoPipeSignal() {
+        sigset_t pending;
+        sigemptyset(&pipe_);
+        sigaddset(&pipe_, SIGPIPE);
+        sigpending(&pending);
+        was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+        if (!was_pending_) pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+    }
+    ~NoPipeSignal() {
+        if (was_pending_) return;
+        const timespec now{};
+        while (sigtimedwait(&pipe_, nullptr, &now) < 0 && errno == EINTR) {
+        }
+        pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    }
+    NoPipeSignal(const NoPipeSignal&) = delete;
+    NoPipeSignal& operator=(const NoPipeSignal&) = delete;
+
+  private:
+    sigset_t pipe_{}, before_{};
+    bool was_pending_ = false;
+};
+
+}  // namespace
+
 Status LineFile::write(std::string_view text) {
+    // What was there before goes when there is something to put in its place.
+    if (regular_ && !begun_ && ::ftruncate(fd_, 0) != 0) {
+        return error(Code::io_error, "cannot empty {}: {}", path_, std::strerror(errno));
+    }
+    begun_ = true;
+    std::optional<NoPipeSignal> quiet;
+    if (!regular_) quiet.emplace();
+    // Errors keep their number: what restores the signals may change it.
+    return write_all(text);
+}
+
+Status LineFile::write_all(std::string_view text) {
     while (!text.empty()) {
         const ssize_t n = ::write(fd_, text.data(), text.size());
         if (n < 0 && errno == EINTR) continue;

@@ -13,7 +13,8 @@
 
 namespace sluice::trace {
 
-// A file that outputs are written to, line by line. A path that cannot be opened is an error of open().
+// A file that outputs are written to, line by line. A path that cannot be opened, is a model, or is being written
+// already is an error of open(); what the file held is kept until the first write.
 class LineFile {
   public:
     static Result<std::unique_ptr<LineFile>> open(const std::string& path);
@@ -25,9 +26,11 @@ class LineFile {
     [[nodiscard]] const std::string& path() const { return path_; }
 
   private:
+    Status write_all(std::string_view text);
     LineFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
     int fd_;
     std::string path_;
+    bool regular_ = false, begun_ = false;
 };
 
 // "--record": every line described in docs/record.md.

@@ -123,6 +123,7 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
         row.lookups = pass.lookups;
         row.hits = pass.hits;
         row.misses = pass.lookups - pass.hits;
+        row.joins = pass.joins;
         row.reads = pass.reads;
         row.retries = pass.retries;
         row.evictions_capacity = pass.evictions;
@@ -155,7 +156,7 @@ void Recorder::commit(Pass& pass, const RowInfo& info) {
     Ledger& ledger = pass.ledger;
     ledger.mark();
     const During writing(ledger, Part::record);
-    const bool something = pass.model >= 0 || info.output_tokens.known();
+    const bool something = pass.model >= 0 || info.output_tokens.or_zero() > 0;
     if (ended_ || pass.warmup || !something) {
         pass.clear_counts();
         ledger.next_row();
@@ -172,6 +173,7 @@ void Recorder::commit(Pass& pass, const RowInfo& info) {
     if (pass.model >= 0 && static_cast<size_t>(pass.model) < book_.experts.size()) {
         ExpertUse& use = book_.experts[static_cast<size_t>(pass.model)];
         for (const Pass::Use& u : pass.uses) {
+            if (u.set >= use.uses.size() || u.expert >= use.uses[u.set].size()) continue;
             use.uses[u.set][u.expert] += u.rows;
             use.misses[u.set][u.expert] += u.miss ? 1 : 0;
         }
@@ -192,8 +194,10 @@ void Recorder::commit(Pass& pass, const RowInfo& info) {
 void Recorder::end(Ending ending) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (ended_) return;
-    open();
     ended_ = true;
+    // Of nothing there is nothing to write, unless it is that something went wrong.
+    if (!open_ && ending.status == "ok") return;
+    open();
     book_.ending = std::move(ending);
     each([&](Sink& s) { return s.end(book_); });
     each_event_sink([&](EventSink& s) { return s.end(); });

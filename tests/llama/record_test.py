@@ -6,8 +6,10 @@ Python standard library, only the loopback interface. No assertion looks at how 
 """
 import argparse
 import csv
+import filecmp
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -235,6 +237,49 @@ class RecordTest(unittest.TestCase):
             self.assertIn(b"/nowhere/at/all", done.stderr)
             self.assertEqual(done.stdout, b"")
 
+    def test_a_model_is_never_overwritten(self):
+        victim, link = self.path("victim.gguf"), self.path("link")
+        shutil.copyfile(ARGS.model, victim)
+        os.symlink(victim, link)
+        for path in (victim, link):
+            done = run("--record", path, code=2)
+            self.assertIn(b"is a model", done.stderr)
+        self.assertTrue(filecmp.cmp(ARGS.model, victim, shallow=False))
+
+    def test_two_names_of_one_file_are_refused(self):
+        a, b = self.path("a"), self.path("b")
+        open(a, "w").close()
+        os.symlink(a, b)
+        done = run("--record", a, "--csv", b, code=2)
+        self.assertIn(b"is being written already", done.stderr)
+
+    def test_a_command_that_fails_leaves_an_older_record_alone(self):
+        path = self.path("record")
+        run("--record", path, n=3)
+        before = read(path)
+        failed = subprocess.run([ARGS.sluice, "run", "-m", "/no/model.gguf", "-p", "x", "--record", path], env=environment(),
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+        self.assertEqual(failed.returncode, 1)
+        self.assertEqual(read(path), before)
+
+    def test_a_reader_that_leaves_ends_no_host(self):
+        fifo = self.path("fifo")
+        os.mkfifo(fifo)
+        reader = subprocess.Popen(["head", "-c", "10", fifo], stdout=subprocess.DEVNULL)
+        command = [os.path.join(ARGS.llama_bin, "llama-completion"), "-no-cnv", "--no-warmup"]
+        done = run(command=command, env=environment(LD_PRELOAD=ARGS.plugin, SLUICE_CACHE_MB="4", SLUICE_RECORD=fifo))
+        reader.wait(30)
+        self.assertEqual(done.stdout, run(command=command).stdout)
+
+    def test_two_expert_sets_in_a_layer_are_one_token(self):
+        model = os.path.join(ARGS.tiny_models, "grovemoe-f16.gguf")
+        done = subprocess.run([ARGS.sluice, "run", "-m", model, "-p", "The quick brown fox", "-n", "5", "-c", "256", "--temp", "0",
+                               "--ignore-eos", "-t", "1", "--record", self.path("record")], env=environment(),
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = self.check_rows(lines(self.path("record")))
+        self.assertEqual([r["tokens"] for r in rows if r["phase"] == 1], [1] * 4)
+
     def test_a_full_disk_ends_the_output_and_not_the_run(self):
         done = run("--record", "/dev/full", code=1)
         self.assertEqual(done.stdout, run().stdout)
@@ -307,7 +352,7 @@ class RecordTest(unittest.TestCase):
 def main():
     global ARGS
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("sluice", "plugin", "llama-bin", "model"):
+    for name in ("sluice", "plugin", "llama-bin", "model", "tiny-models"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--work", help="where files are written; on a real file system, so that direct reads count")
     ARGS, rest = parser.parse_known_args()

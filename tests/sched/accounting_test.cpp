@@ -45,11 +45,11 @@ class AccountingTest : public SimulatedModel {
         std::span<RecordId> left(want);
         while (!left.empty()) {
             const size_t n = fetcher.lease(left);
-            const FetchCounters before = fetcher.counters();
+            const SchedCounters before = fetcher.counters();
             const io::EngineTotals engine_before = fetcher.engine_totals();
             const Status s = fetcher.load(left.first(n), kAll, &pass_);
             pass_.reads += static_cast<int64_t>(fetcher.counters().reads - before.reads);
-            pass_.exact_physical += static_cast<int64_t>(fetcher.counters().physical_bytes - before.physical_bytes);
+            pass_.exact_physical += static_cast<int64_t>(fetcher.counters().exact_physical - before.exact_physical);
             pass_.read_busy += fetcher.counters().busy - before.busy;
             pass_.engine_bytes += static_cast<int64_t>(fetcher.engine_totals().bytes - engine_before.bytes);
             pass_.retries += static_cast<int64_t>(fetcher.engine_totals().retries - engine_before.retries);
@@ -127,7 +127,9 @@ TEST_F(AccountingTest, RetriesAndFailuresStayInTheAccount) {
     pass_.ledger.start();
     ASSERT_TRUE(visit(*fetcher, {store_->record(0, 1)}).ok());
     EXPECT_EQ(pass_.retries, 4);
+    // Three reads, and the second try of the first.
     engine_->fault_at(engine_->counters().reads, io::Fault::error());
+    engine_->fault_at(engine_->counters().reads + 3, io::Fault::error());
     EXPECT_FALSE(visit(*fetcher, {store_->record(1, 2)}).ok());
     recorder_.commit(pass_, {.phase = trace::Phase::decode, .output_tokens = {}, .text = "", .last = false});
     ASSERT_EQ(rows_->size(), 1U);

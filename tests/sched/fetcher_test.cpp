@@ -54,7 +54,7 @@ TEST_F(FetcherTest, ResidentRecordsAreNotReadAgain) {
     EXPECT_TRUE(fetcher->resident(want[0]));
     ASSERT_TRUE(fetcher->load(want, kAll).ok());
     EXPECT_EQ(engine_->counters().reads, 6U);
-    EXPECT_EQ(fetcher->counters().logical_bytes, 6000U);
+    EXPECT_EQ(fetcher->counters().exact_bytes, 6000U);
     fetcher->release(want);
 }
 
@@ -79,34 +79,43 @@ TEST_F(FetcherTest, ResidentsAreLeasedBeforeTheOthersCanEvictThem) {
     EXPECT_EQ(engine_->counters().reads - before, 6U) << "only the two absent records are read";
 }
 
-// Every read of a run fails in turn, in every way: the caller hears of it or gets right bytes, never wrong ones, and
-// the next try is right.
+// Every read of a run fails in turn, in every way, once or for good: the caller hears of it or gets right bytes, never
+// wrong ones, and the next try is right.
 TEST_F(FetcherTest, NoFaultAtAnyReadEverBecomesAWeight) {
     const std::vector<io::Fault> faults{
         io::Fault::error(EIO),     io::Fault::error(ESTALE), io::Fault::truncated(10),       io::Fault::short_read(100),
         io::Fault::interrupted(3), io::Fault::again(2),      io::Fault::stall(5'000'000'000)};
+    constexpr uint64_t kReads = 18;
     for (const bool convert : {false, true}) {
         for (const io::Fault& fault : faults) {
-            for (uint64_t k = 0; k < 18; ++k) {
-                auto fetcher = make(1 * MiB, {.shuffle = true}, convert);
-                engine_->fault_at(k, fault);
-                std::vector<RecordId> want;
-                for (uint32_t e = 0; e < kExperts; ++e) want.push_back(store_->record(1, e));
-                ASSERT_EQ(fetcher->lease(want), want.size());
-                const Status s = fetcher->load(want, kAll);
-                const bool fatal = fault.kind == io::Fault::Kind::error || fault.kind == io::Fault::Kind::truncated;
-                ASSERT_EQ(s.ok(), !fatal);
-                ASSERT_EQ(engine_->outstanding(), 0U);
-                if (fatal) {
-                    EXPECT_NE(s.message().find("layer 1, expert"), std::string::npos) << s.message();
-                    EXPECT_NE(s.message().find("offset"), std::string::npos) << s.message();
+            for (uint64_t k = 0; k < kReads; ++k) {
+                for (const bool again : {false, true}) {
+                    auto fetcher = make(1 * MiB, {.shuffle = true}, convert);
+                    engine_->fault_at(k, fault);
+                    for (uint64_t n = k + 1; again && n < 3 * kReads; ++n) engine_->fault_at(n, fault);
+                    std::vector<RecordId> want;
+                    for (uint32_t e = 0; e < kExperts; ++e) want.push_back(store_->record(1, e));
+                    ASSERT_EQ(fetcher->lease(want), want.size());
+                    const Status s = fetcher->load(want, kAll);
+                    const bool bad = fault.kind == io::Fault::Kind::error || fault.kind == io::Fault::Kind::truncated;
+                    ASSERT_EQ(s.ok(), !(bad && again)) << s.message();
+                    ASSERT_EQ(engine_->outstanding(), 0U);
+                    ASSERT_EQ(fetcher->scheduler().live(), 0U);
+                    if (s.ok()) {
+                        for (const RecordId r : want) expect_right(*fetcher, r);
+                        EXPECT_EQ(fetcher->counters().retries, bad ? 1U : 0U);
+                    } else {
+                        EXPECT_NE(s.message().find("layer 1, expert"), std::string::npos) << s.message();
+                        EXPECT_NE(s.message().find("offset"), std::string::npos) << s.message();
+                    }
+                    fetcher->release(want);
+                    ASSERT_EQ(fetcher->cache().total_leases(), 0U);
+                    for (uint64_t n = 0; n < 3 * kReads; ++n) engine_->fault_at(n, {});
+                    ASSERT_EQ(fetcher->lease(want), want.size());
+                    ASSERT_TRUE(fetcher->load(want, kAll).ok());
+                    for (const RecordId r : want) expect_right(*fetcher, r);
+                    fetcher->release(want);
                 }
-                fetcher->release(want);
-                ASSERT_EQ(fetcher->cache().total_leases(), 0U);
-                ASSERT_EQ(fetcher->lease(want), want.size());
-                ASSERT_TRUE(fetcher->load(want, kAll).ok());
-                for (const RecordId r : want) expect_right(*fetcher, r);
-                fetcher->release(want);
             }
         }
     }
@@ -117,7 +126,7 @@ TEST_F(FetcherTest, ABudgetBelowOneRecordIsRefused) {
     const io::File* files[] = {&file_};
     store_ = std::make_unique<store::RecordStore>(store::RecordStore::over(geometry_, files));
     Fetcher::Options options;
-    options.budget = 3 * align_up(5003, 4096) - 1;
+    options.slots.budget = 3 * align_up(5003, 4096) - 1;
     const auto fetcher = Fetcher::create(*store_, *engine_, clock_, std::move(options));
     ASSERT_FALSE(fetcher.ok());
     EXPECT_EQ(fetcher.status().code(), Code::no_memory);

@@ -46,15 +46,15 @@ class SimulatedModel : public ::testing::Test {
         const io::File* files[] = {&file_};
         store_ = std::make_unique<store::RecordStore>(store::RecordStore::over(geometry_, files));
         Fetcher::Options options;
-        options.budget = budget;
-        options.min_slots = 2;
+        options.slots.budget = budget;
+        options.slots.min_slots = 2;
         if (convert) {
-            options.converted = {{true, false, true}, {false, true, false}};
-            options.convert = [](uint32_t, uint32_t, const std::byte* raw, std::byte* slot, uint64_t bytes) {
+            options.slots.converted = {{true, false, true}, {false, true, false}};
+            options.slots.convert = [](uint32_t, uint32_t, const std::byte* raw, std::byte* slot, uint64_t bytes) {
                 for (uint64_t i = 0; i < bytes; ++i) slot[i] = raw[i] ^ std::byte{0xFF};
             };
         }
-        converted_ = options.converted;
+        converted_ = options.slots.converted;
         auto fetcher = Fetcher::create(*store_, *engine_, clock_, std::move(options));
         EXPECT_TRUE(fetcher.ok()) << fetcher.status().message();
         return std::move(*fetcher);

@@ -1,0 +1,113 @@
+// Owns: whether a speculative read may go to the device now.
+// Keeps: speculative bytes at the device never exceed the window, from which follows how long an exact read can be
+// delayed; speculation has only the bandwidth that exact reads leave; without a measured device there is none.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace sluice::sched {
+
+// What is known of the device, from a measurement of it. Zero: not measured.
+struct DeviceModel {
+    double bytes_per_ns = 0;  // that it sustains
+    Nanos service = 0;        // of one piece of `chunk` bytes, median
+    uint32_t chunk = 0;       // largest piece of a speculative read, aligned
+    uint64_t window = 0;      // speculative bytes at the device at most
+    uint32_t reserved_lanes = 1;
+    uint32_t lanes = 8;
+    [[nodiscard]] bool measured() const { return bytes_per_ns > 0 && chunk > 0 && window >= chunk; }
+    // The longest that speculation at the device can hold up an exact read: the window's bytes and one service time.
+    [[nodiscard]] Nanos worst_delay() const {
+        return static_cast<Nanos>(static_cast<double>(window) / bytes_per_ns) + service;
+    }
+};
+
+enum class Refusal : uint8_t {
+    none,
+    not_measured,
+    switched_off,
+    exact_waiting,
+    window_full,
+    lanes_taken,
+    no_bandwidth,
+    no_gap
+};
+
+class Admission {
+  public:
+    explicit Admission(const DeviceModel& device) : device_(device), tokens_(static_cast<double>(device.window)) {}
+
+    // Whether a piece of `bytes` may go now. `exact_waiting`: exact reads are queued; `outstanding`: all pieces at the
+    // device; `gap_end`: when the next exact reads are expected, kNoGap where nobody knows.
+    static constexpr Nanos kNoGap = 0;
+    [[nodiscard]] Refusal ask(uint32_t bytes, Nanos now, bool exact_waiting, uint32_t outstanding, Nanos gap_end) {
+        if (!device_.measured()) return Refusal::not_measured;
+        if (off_) return Refusal::switched_off;
+        if (exact_waiting) return Refusal::exact_waiting;
+        if (in_flight_ + bytes > device_.window) return Refusal::window_full;
+        if (outstanding + device_.reserved_lanes >= device_.lanes) return Refusal::lanes_taken;
+        if (gap_end < now + device_.service) return Refusal::no_gap;
+        refill(now);
+        if (tokens_ < bytes) return Refusal::no_bandwidth;
+        return Refusal::none;
+    }
+    void submitted(uint32_t bytes) {
+        in_flight_ += bytes;
+        tokens_ -= bytes;
+    }
+    void completed(uint32_t bytes) { in_flight_ -= std::min<uint64_t>(in_flight_, bytes); }
+    // Bytes of a prediction that became exact are no longer speculation's.
+    void promoted(uint32_t bytes_at_device) { completed(bytes_at_device); }
+    void exact(uint32_t bytes, Nanos now) {
+        refill(now);
+        tokens_ -= bytes;  // exact demand comes out of the same bandwidth, and may overdraw it
+        tokens_ = std::max(tokens_, -static_cast<double>(device_.window) * kDebt);
+    }
+
+    // A prediction ended: used, or evicted unused. The switch looks at the last kJudged of them.
+    void judge(bool useful) {
+        useful_ += useful ? 1 : 0;
+        if (++judged_ < kJudged) return;
+        const double share = static_cast<double>(useful_) / static_cast<double>(judged_);
+        if (!off_ && share < kOffBelow) {
+            off_ = true;
+            resume_in_ = kRestLayers;
+            ++switched_off_;
+        }
+        judged_ = useful_ = 0;
+    }
+    // Called once per layer; speculation is tried again after a rest, and judged anew.
+    void layer() {
+        if (off_ && --resume_in_ == 0) off_ = false;
+    }
+
+    [[nodiscard]] uint64_t in_flight() const { return in_flight_; }
+    [[nodiscard]] bool off() const { return off_; }
+    [[nodiscard]] uint64_t times_switched_off() const { return switched_off_; }
+    [[nodiscard]] const DeviceModel& device() const { return device_; }
+
+  private:
+    static constexpr double kDebt = 8;
+    static constexpr uint32_t kJudged = 64;
+    static constexpr double kOffBelow = 0.25;
+    static constexpr uint32_t kRestLayers = 4096;
+
+    void refill(Nanos now) {
+        if (now > last_) tokens_ += static_cast<double>(now - last_) * device_.bytes_per_ns;
+        last_ = std::max(last_, now);
+        tokens_ = std::min(tokens_, static_cast<double>(device_.window));
+    }
+
+    DeviceModel device_;
+    uint64_t in_flight_ = 0;
+    double tokens_ = 0;
+    Nanos last_ = 0;
+    bool off_ = false;
+    uint32_t judged_ = 0, useful_ = 0, resume_in_ = 0;
+    uint64_t switched_off_ = 0;
+};
+
+}  // namespace sluice::sched

@@ -1,0 +1,590 @@
+#include "sched/scheduler.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+
+#include "io/read_all.h"
+
+namespace sluice::sched {
+namespace {
+
+constexpr size_t place_of(Class cls) {
+    return static_cast<size_t>(cls);
+}
+
+}  // namespace
+
+Scheduler::Scheduler(Slots& slots, io::Engine& engine, const Clock& clock, Options options)
+    : slots_(slots),
+      engine_(engine),
+      clock_(clock),
+      options_(std::move(options)),
+      layers_(static_cast<uint32_t>(slots.store().geometry().sets.size())),
+      admission_(options_.device),
+      tickets_(options_.max_tickets),
+      by_key_(static_cast<size_t>(slots.store().n_records()) * kMaxComponents, kNone),
+      predicted_unused_(by_key_.size(), false),
+      waiters_(2 * static_cast<size_t>(options_.max_tickets)) {
+    assert(options_.max_hints <= options_.max_tickets / 2);
+    free_tickets_.reserve(tickets_.size());
+    for (size_t i = tickets_.size(); i-- > 0;) free_tickets_.push_back(static_cast<Index>(i));
+    free_waiters_.reserve(waiters_.size());
+    for (size_t i = waiters_.size(); i-- > 0;) free_waiters_.push_back(static_cast<Index>(i));
+    free_pieces_.reserve(kPieces);
+    for (size_t i = kPieces; i-- > 0;) free_pieces_.push_back(static_cast<uint32_t>(i));
+    batch_.reserve(kPieces);
+}
+
+// What is at the device still writes into the slots, so it is waited for; the memory must outlive it.
+Scheduler::~Scheduler() {
+    for (Index t = 0; t < tickets_.size(); ++t) {
+        if (tickets_[t].state == TicketState::queued) finish(t, TicketState::cancelled, {});
+    }
+    for (Queue& q : queues_) {
+        while (q.head != kNone) dequeue(q.head);
+    }
+    std::array<io::Completion, kPieces> done;
+    while (at_device_ > 0) {
+        const size_t n = engine_.wait(done);
+        if (n == 0) break;
+        at_device_ -= static_cast<uint32_t>(std::min<size_t>(n, at_device_));
+    }
+}
+
+const Ticket* Scheduler::find(TicketHandle h) const {
+    if (h.index >= tickets_.size()) return nullptr;
+    const Ticket& t = tickets_[h.index];
+    return t.generation == h.generation && t.state != TicketState::free ? &t : nullptr;
+}
+
+TicketHandle Scheduler::live_ticket(RecordId record, uint32_t component) const {
+    const Index t = by_key_[key(record, component)];
+    return t == kNone ? TicketHandle{} : TicketHandle{t, tickets_[t].generation};
+}
+
+// ---- tickets and queues
+
+Scheduler::Index Scheduler::make_ticket(RecordId record, uint32_t component) {
+    if (free_tickets_.empty()) return kNone;
+    const Index i = free_tickets_.back();
+    free_tickets_.pop_back();
+    Ticket& t = tickets_[i];
+    const uint32_t generation = t.generation + 1;
+    t = Ticket();
+    t.generation = generation;
+    t.store = options_.store;
+    t.record = record;
+    t.component = static_cast<uint8_t>(component);
+    const store::Extent e = slots_.store().extent(record, component);
+    t.bytes = static_cast<uint32_t>(e.bytes);
+    t.physical = store::RecordStore::aligned(e).length;
+    t.issued = clock_.now();
+    t.state = TicketState::queued;
+    by_key_[key(record, component)] = i;
+    ++live_;
+    return i;
+}
+
+void Scheduler::enqueue(Index i, bool front) {
+    Ticket& t = tickets_[i];
+    Queue& q = queues_[place_of(t.cls)];
+    ++q.n;
+    // Exact reads keep the order in which they were wanted, and so do those with one deadline; the others go by
+    // deadline and then by confidence. Warming is last in, first out: what was thought of last is the most likely.
+    Index after = q.tail;
+    if (front || t.cls == Class::warming) {
+        after = kNone;
+    } else {
+        while (after != kNone && (tickets_[after].deadline > t.deadline ||
+                                  (t.cls != Class::exact && tickets_[after].deadline == t.deadline &&
+                                   tickets_[after].confidence < t.confidence))) {
+            after = tickets_[after].previous;
+        }
+    }
+    t.previous = after;
+    t.next = after == kNone ? q.head : tickets_[after].next;
+    (t.previous == kNone ? q.head : tickets_[t.previous].next) = i;
+    (t.next == kNone ? q.tail : tickets_[t.next].previous) = i;
+}
+
+void Scheduler::dequeue(Index i) {
+    Ticket& t = tickets_[i];
+    Queue& q = queues_[place_of(t.cls)];
+    if (q.head != i && t.previous == kNone) return;  // it is in no queue
+    (t.previous == kNone ? q.head : tickets_[t.previous].next) = t.next;
+    (t.next == kNone ? q.tail : tickets_[t.next].previous) = t.previous;
+    t.next = t.previous = kNone;
+    --q.n;
+}
+
+void Scheduler::add_waiter(Index i, Batch& batch) {
+    // More than anybody needs; without asserts one too many costs an allocation rather than a lost wish.
+    assert(!free_waiters_.empty());
+    if (free_waiters_.empty()) {
+        waiters_.emplace_back();
+        free_waiters_.push_back(static_cast<Index>(waiters_.size() - 1));
+    }
+    const Index w = free_waiters_.back();
+    free_waiters_.pop_back();
+    waiters_[w] = {&batch, tickets_[i].first_waiter};
+    tickets_[i].first_waiter = w;
+    ++tickets_[i].waiters;
+    ++batch.pending_;
+}
+
+void Scheduler::remove_waiters(Index i, const std::function<bool(const Batch&)>& gone) {
+    Ticket& t = tickets_[i];
+    Index* link = &t.first_waiter;
+    while (*link != kNone) {
+        const Index w = *link;
+        if (!gone(*waiters_[w].batch)) {
+            link = &waiters_[w].next;
+            continue;
+        }
+        *link = waiters_[w].next;
+        --waiters_[w].batch->pending_;
+        --t.waiters;
+        free_waiters_.push_back(w);
+    }
+}
+
+// Every ending tells every waiter, also a bad one.
+void Scheduler::end_waiting(Index i, const Status& status) {
+    Ticket& t = tickets_[i];
+    while (t.first_waiter != kNone) {
+        const Index w = t.first_waiter;
+        t.first_waiter = waiters_[w].next;
+        Batch& b = *waiters_[w].batch;
+        --b.pending_;
+        if (b.status_.ok() && !status.ok()) b.status_ = status;
+        free_waiters_.push_back(w);
+    }
+    t.waiters = 0;
+}
+
+// The one way in which a ticket ends.
+void Scheduler::finish(Index i, TicketState state, const Status& status) {
+    Ticket& t = tickets_[i];
+    assert(!ended(t.state) && t.state != TicketState::free && ended(state) && t.pieces == 0);
+    dequeue(i);
+    t.state = state;
+    t.ended_at = clock_.now();
+    t.completion = ++endings_;
+    if (t.staging != nullptr) slots_.give_staging(t.staging);
+    t.staging = nullptr;
+    if (t.holds_lease) slots_.cache().release(t.record);
+    t.holds_lease = false;
+    end_waiting(i, status);
+    by_key_[key(t.record, t.component)] = kNone;
+    t.state = TicketState::free;
+    --live_;
+    free_tickets_.push_back(i);
+}
+
+// A slot for what the device is going to write, for as long as it does. False when all are leased.
+bool Scheduler::take_lease(Ticket& t) {
+    if (t.holds_lease) return true;
+    t.slot = slots_.cache().lease(t.record);
+    if (t.slot == cache::kNoSlot) return false;
+    t.slot_generation = slots_.cache().generation(t.slot);
+    t.holds_lease = true;
+    return true;
+}
+
+// ---- wishes
+
+// A prediction that was used is worth another one.
+void Scheduler::used(RecordId record, uint32_t component) {
+    const size_t k = key(record, component);
+    if (!predicted_unused_[k]) return;
+    predicted_unused_[k] = false;
+    admission_.judge(slots_.ready(record, component));
+}
+
+void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
+    Ticket& t = tickets_[i];
+    ++counters_.joins;
+    (void)take_lease(t);  // the record has a slot: whoever wants it has leased it
+    t.joined = true;
+    t.orphan = false;
+    t.tokens |= wish.tokens;
+    const Nanos deadline = std::min(t.deadline, wish.deadline);
+    if (t.cls != Class::exact) {
+        ++counters_.promotions;
+        t.promoted = true;
+        const bool whole = t.asked >= t.physical;
+        if (whole) ++counters_.late_promotions;
+        // The device cannot be told; what is there no longer counts as speculation, what is not goes first.
+        admission_.promoted(t.asked - t.arrived);
+        for (Piece& p : pieces_) {
+            if (p.ticket == i) p.speculative = false;
+        }
+        admission_.judge(true);
+        dequeue(i);
+        t.cls = Class::exact;
+        t.deadline = deadline;
+        t.phase = wish.phase;
+        if (!whole) enqueue(i);
+    } else if (t.deadline != deadline) {
+        const bool waiting = t.asked < t.physical;
+        if (waiting) dequeue(i);
+        t.deadline = deadline;
+        if (waiting) enqueue(i);
+    } else if (t.asked < t.physical && queues_[0].head != i && t.previous == kNone) {
+        enqueue(i);  // an orphan whose rest nobody wanted
+    }
+    add_waiter(i, batch);
+}
+
+// There is always one: predictions give theirs up, and what is at the device ends.
+Scheduler::Index Scheduler::make_exact_ticket(RecordId record, uint32_t component) {
+    for (;;) {
+        if (const Index i = make_ticket(record, component); i != kNone) return i;
+        const auto shed = std::find_if(queues_.rbegin(), queues_.rend() - 1, [this](const Queue& q) {
+            return q.tail != kNone && tickets_[q.tail].pieces == 0;
+        });
+        if (shed != queues_.rend() - 1) {
+            ++counters_.dropped_full;
+            finish(shed->tail, TicketState::cancelled, {});
+            continue;
+        }
+        prepare_exact();
+        submit();
+        assert(at_device_ > 0);
+        std::array<io::Completion, kPieces> done;
+        handle(std::span(done).first(engine_.wait(done)), nullptr);
+    }
+}
+
+void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentMask which, const Wish& wish) {
+    for (const RecordId r : records) {
+        assert(slots_.cache().find(r) != cache::kNoSlot && slots_.cache().leases(slots_.cache().find(r)) > 0);
+        for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(r)); ++c) {
+            if ((which & (1U << c)) == 0) continue;
+            used(r, c);
+            if (slots_.ready(r, c)) continue;
+            if (const Index live = by_key_[key(r, c)]; live != kNone) {
+                promote(live, wish, batch);
+                continue;
+            }
+            const Index i = make_exact_ticket(r, c);
+            Ticket& t = tickets_[i];
+            t.owner = batch.owner_;
+            t.phase = wish.phase;
+            t.layer = wish.layer;
+            t.tokens = wish.tokens;
+            t.deadline = wish.deadline;
+            (void)take_lease(t);
+            enqueue(i);
+            add_waiter(i, batch);
+        }
+    }
+    prepare_exact();
+    submit();
+}
+
+bool Scheduler::hint(RecordId record, const Hint& hint) {
+    assert(hint.cls != Class::exact);
+    bool all = true;
+    for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(record)); ++c) {
+        if (slots_.ready(record, c) || by_key_[key(record, c)] != kNone) continue;
+        used(record, c);  // an earlier prediction of it was evicted
+        const uint32_t hints = queues_[1].n + queues_[2].n + queues_[3].n;
+        const Index i = hints < options_.max_hints ? make_ticket(record, c) : kNone;
+        if (i == kNone) {
+            ++counters_.dropped_full;
+            all = false;
+            continue;
+        }
+        Ticket& t = tickets_[i];
+        t.cls = hint.cls;
+        t.predicted = true;
+        t.owner = hint.owner;
+        t.layer = hint.layer;
+        t.confidence = hint.confidence;
+        t.deadline = hint.deadline;
+        enqueue(i);
+    }
+    return all;
+}
+
+void Scheduler::cancel(Owner owner) {
+    for (Index i = 0; i < tickets_.size(); ++i) {
+        Ticket& t = tickets_[i];
+        if (t.state == TicketState::free) continue;
+        const uint32_t before = t.waiters;
+        remove_waiters(i, [&](const Batch& b) { return b.owner_ == owner; });
+        const bool concerned = t.owner == owner || t.waiters != before;
+        if (!concerned || t.waiters > 0) continue;
+        // A hint of somebody else that this owner had joined is still a hint, but nobody waits for it.
+        ++counters_.cancelled;
+        dequeue(i);
+        if (t.pieces > 0) {
+            t.orphan = true;
+            ++counters_.orphans;
+        } else {
+            finish(i, TicketState::cancelled, {});
+        }
+    }
+}
+
+void Scheduler::abandon(Batch& batch) {
+    for (Index i = 0; i < tickets_.size() && batch.pending_ > 0; ++i) {
+        Ticket& t = tickets_[i];
+        if (t.state == TicketState::free || t.waiters == 0) continue;
+        remove_waiters(i, [&](const Batch& b) { return &b == &batch; });
+        if (t.waiters > 0) continue;
+        ++counters_.cancelled;
+        dequeue(i);
+        if (t.pieces > 0) {
+            t.orphan = true;
+            ++counters_.orphans;
+        } else {
+            finish(i, TicketState::cancelled, {});
+        }
+    }
+}
+
+// ---- to the device
+
+bool Scheduler::needs_staging(const Ticket& t) const {
+    return t.staging == nullptr && slots_.converted(slots_.store().set_of(t.record), t.component);
+}
+
+// A stretch of the ticket's read goes into the next submission. False where something it needs is taken.
+bool Scheduler::prepare_piece(Index i, uint32_t length, bool speculative) {
+    Ticket& t = tickets_[i];
+    if (free_pieces_.empty()) return false;
+    if (needs_staging(t)) {
+        t.staging = slots_.take_staging();
+        if (t.staging == nullptr) return false;
+    }
+    const store::Extent e = slots_.store().extent(t.record, t.component);
+    const store::RecordStore::AlignedRead read = store::RecordStore::aligned(e);
+    std::byte* const begin = t.staging != nullptr ? t.staging : slots_.place(t.record, t.component);
+    const uint32_t p = free_pieces_.back();
+    free_pieces_.pop_back();
+    pieces_[p] = {i, length, speculative, 0};
+    batch_.push_back({.file = e.file,
+                      .offset = read.offset + t.asked,
+                      .length = length,
+                      .need = std::min(length, read.need > t.asked ? read.need - t.asked : 0),
+                      .dst = begin + t.asked,
+                      .tag = p});
+    t.asked += length;
+    ++t.pieces;
+    t.state = TicketState::submitted;
+    ++counters_.reads;
+    if (speculative) {
+        counters_.predicted_physical += length;
+        admission_.submitted(length);
+    } else {
+        counters_.exact_physical += length;
+        admission_.exact(length, clock_.now());
+    }
+    return true;
+}
+
+void Scheduler::prepare_exact() {
+    Queue& q = queues_[place_of(Class::exact)];
+    while (q.head != kNone) {
+        const Index i = q.head;
+        if (!prepare_piece(i, tickets_[i].physical - tickets_[i].asked, false)) return;
+        dequeue(i);
+    }
+}
+
+void Scheduler::prepare_speculative() {
+    const Nanos now = clock_.now();
+    for (const Class cls : {Class::near, Class::speculative, Class::warming}) {
+        Queue& q = queues_[place_of(cls)];
+        while (q.head != kNone) {
+            const Index i = q.head;
+            Ticket& t = tickets_[i];
+            if (t.deadline != kNoDeadline && now + admission_.device().service > t.deadline && t.pieces == 0) {
+                ++counters_.dropped_deadline;
+                finish(i, TicketState::cancelled, {});
+                continue;
+            }
+            const uint32_t length = std::min(t.physical - t.asked, admission_.device().chunk);
+            const Refusal refusal = admission_.ask(length, now, queues_[0].head != kNone,
+                                                   at_device_ + static_cast<uint32_t>(batch_.size()), gap_end_);
+            if (refusal != Refusal::none) {
+                ++counters_.refused[static_cast<size_t>(refusal)];
+                return;
+            }
+            // Exact reads never wait for a buffer that speculation holds.
+            if (needs_staging(t) && slots_.free_staging() <= Slots::kStagingBuffers / 2) return;
+            if (!take_lease(t)) {
+                ++counters_.dropped_no_slot;
+                finish(i, TicketState::cancelled, {});
+                continue;
+            }
+            if (!prepare_piece(i, length, true)) return;
+            if (t.asked >= t.physical) dequeue(i);
+        }
+    }
+}
+
+void Scheduler::submit() {
+    if (batch_.empty()) return;
+    const Nanos now = clock_.now();
+    if (at_device_ == 0) busy_since_ = now;
+    for (const io::ReadOp& op : batch_) {
+        Piece& p = pieces_[op.tag];
+        p.issued = now;
+        if (tickets_[p.ticket].first_submitted == 0) tickets_[p.ticket].first_submitted = now;
+    }
+    at_device_ += static_cast<uint32_t>(batch_.size());
+    engine_.submit(batch_);
+    batch_.clear();
+}
+
+// ---- from the device
+
+void Scheduler::note_read(const Ticket& t, const Piece& piece, const io::Completion& done, Nanos now,
+                          trace::Pass& pass) const {
+    if (done.error == 0) pass.latency.add(now - piece.issued);
+    if (!pass.wants.reads && !pass.capturing) return;
+    static constexpr const char* kNames[kClasses] = {"exact", "near", "speculative", "warming"};
+    const store::RecordStore& store = slots_.store();
+    const model::ExpertSet& set = store.geometry().sets[store.set_of(t.record)];
+    const store::Extent e = store.extent(t.record, t.component);
+    pass.read_events.push_back({.record = t.record,
+                                .layer = set.layer,
+                                .expert = store.expert_of(t.record),
+                                .component = t.component,
+                                .projection = model::component_name(set.tensors[t.component].component),
+                                .lane = static_cast<int32_t>(done.tag),
+                                .speculative = piece.speculative,
+                                .ticket = kNames[place_of(t.cls)],
+                                .deadline = t.deadline == kNoDeadline ? trace::Measure() : trace::Measure(t.deadline),
+                                .offset = store::RecordStore::aligned(e).offset,
+                                .need = t.bytes,
+                                .length = piece.length,
+                                .issued = piece.issued,
+                                .ready = now,
+                                .error = done.error});
+}
+
+Status Scheduler::failure(const Ticket& t) const {
+    const store::RecordStore& store = slots_.store();
+    const store::Extent e = store.extent(t.record, t.component);
+    const store::RecordName name = store.name(t.record);
+    const model::ExpertTensor& tensor = store.geometry().sets[store.set_of(t.record)].tensors[t.component];
+    Status status = t.error == EBADMSG ? error(Code::corrupt, "{} bytes at offset {} of {} do not match their checksum",
+                                               e.bytes, e.offset, e.file->path())
+                                       : io::read_error(*e.file, e.offset, e.bytes, t.error);
+    return status.within(
+        fmt::format("layer {}, expert {}, {}", name.layer, name.expert, model::component_name(tensor.component)));
+}
+
+void Scheduler::publish(Index i, trace::Pass* pass) {
+    Ticket& t = tickets_[i];
+    cache::SlotCache& cache = slots_.cache();
+    // A slot that was given to another record meanwhile is not ours to write a ready bit into.
+    if (!t.holds_lease || cache.record(t.slot) != t.record || cache.generation(t.slot) != t.slot_generation) {
+        finish(i, TicketState::cancelled, error(Code::cancelled, "the slot was taken for another record"));
+        return;
+    }
+    if (t.staging != nullptr) {
+        const Nanos t0 = clock_.now();
+        const trace::MaybeDuring converting(pass != nullptr ? &pass->ledger : nullptr, trace::Part::convert);
+        slots_.convert(t.record, t.component, t.staging);
+        counters_.convert += clock_.now() - t0;
+    }
+    (t.predicted ? counters_.predicted_bytes : counters_.exact_bytes) += t.bytes;
+    predicted_unused_[key(t.record, t.component)] = t.cls != Class::exact;
+    cache.mark_ready(t.slot, static_cast<ComponentMask>(1U << t.component));
+    finish(i, TicketState::ready, {});
+}
+
+// All pieces that were given to the device are back.
+void Scheduler::attempt_over(Index i, trace::Pass* pass) {
+    Ticket& t = tickets_[i];
+    if (t.error == 0 && t.asked < t.physical) {
+        if (!t.orphan) return;  // the rest is queued
+        finish(i, TicketState::cancelled, {});
+        return;
+    }
+    if (t.error == 0 && options_.verify) {
+        const store::Extent e = slots_.store().extent(t.record, t.component);
+        const std::byte* begin = t.staging != nullptr ? t.staging : slots_.place(t.record, t.component);
+        const uint32_t delta = store::RecordStore::aligned(e).delta;
+        if (!options_.verify(t.record, t.component, {begin + delta, e.bytes})) t.error = EBADMSG;
+    }
+    if (t.error == 0) {
+        publish(i, pass);
+        return;
+    }
+    if (t.cls == Class::exact && t.waiters > 0 && ++t.attempts < options_.attempts) {
+        ++counters_.retries;
+        dequeue(i);
+        t.error = 0;
+        t.asked = t.arrived = 0;
+        enqueue(i, true);
+        return;
+    }
+    // The component stays unready; others of the record, which may be in use, are none the worse for it.
+    ++counters_.failures;
+    finish(i, TicketState::failed, failure(t));
+}
+
+void Scheduler::piece_done(const io::Completion& done, Nanos now, trace::Pass* pass) {
+    const Piece piece = pieces_[done.tag];
+    pieces_[done.tag].ticket = kNone;
+    free_pieces_.push_back(static_cast<uint32_t>(done.tag));
+    if (piece.speculative) admission_.completed(piece.length);
+    Ticket& t = tickets_[piece.ticket];
+    if (pass != nullptr && pass->wants.rows) note_read(t, piece, done, now, *pass);
+    t.arrived += piece.length;
+    if (done.error != 0) t.error = done.error;
+    if (--t.pieces == 0) attempt_over(piece.ticket, pass);
+}
+
+void Scheduler::handle(std::span<const io::Completion> done, trace::Pass* pass) {
+    const Nanos now = clock_.now();
+    at_device_ -= static_cast<uint32_t>(done.size());
+    if (at_device_ == 0 && !done.empty()) counters_.busy += now - busy_since_;
+    for (const io::Completion& d : done) piece_done(d, now, pass);
+}
+
+void Scheduler::pump(trace::Pass*) {
+    prepare_exact();
+    prepare_speculative();
+    submit();
+}
+
+Status Scheduler::wait(Batch& batch, trace::Pass* pass) {
+    std::array<io::Completion, kPieces> done;
+    bool dropped = false;
+    while (!batch.done()) {
+        if (!batch.status().ok() && !dropped) {
+            dropped = true;
+            for (Index i = 0; i < tickets_.size(); ++i) {
+                Ticket& t = tickets_[i];
+                if (t.state != TicketState::queued || t.waiters == 0) continue;
+                remove_waiters(i, [&](const Batch& b) { return &b == &batch; });
+                if (t.waiters == 0) finish(i, TicketState::cancelled, {});
+            }
+            continue;
+        }
+        prepare_exact();
+        if (queues_[0].head == kNone) prepare_speculative();
+        submit();
+        if (pass != nullptr) pass->queue_depth_max = std::max(pass->queue_depth_max, static_cast<int64_t>(at_device_));
+        if (at_device_ == 0) return error(Code::internal, "a read is wanted, but none can be given to the device");
+        const Nanos t0 = clock_.now();
+        size_t n = 0;
+        {
+            const trace::MaybeDuring waiting(pass != nullptr ? &pass->ledger : nullptr, trace::Part::wait_read);
+            n = engine_.wait(done);
+        }
+        counters_.wait += clock_.now() - t0;
+        handle(std::span(done).first(n), pass);
+    }
+    return batch.status();
+}
+
+}  // namespace sluice::sched

@@ -1,0 +1,200 @@
+// Owns: every read of an expert: which goes to the device when, and what becomes of it.
+// Keeps: exact reads go before all others, and speculation at the device is bounded, so that no exact read is delayed
+// beyond DeviceModel::worst_delay(); a component is wanted at most once at a time, later wishes join; a ticket ends
+// exactly once; bytes are published only whole, without error, verified, and into the slot that they were read for;
+// while a read is at the device, its slot has a lease.
+//
+// There is no thread in here and no lock: whoever asks or waits drives it. Nobody can wait for everything, only for a
+// batch of his own.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "io/engine.h"
+#include "sched/admission.h"
+#include "sched/layer_clock.h"
+#include "sched/slots.h"
+#include "sched/ticket.h"
+#include "trace/pass.h"
+
+namespace sluice::sched {
+
+struct SchedCounters {
+    uint64_t reads = 0;  // pieces given to the device
+    uint64_t exact_bytes = 0, exact_physical = 0;
+    uint64_t predicted_bytes = 0, predicted_physical = 0;
+    Nanos busy = 0;  // time with at least one read on its way
+    Nanos wait = 0;  // time spent with nothing to do but wait for a read
+    Nanos convert = 0;
+    uint64_t joins = 0;             // wishes that found their component on its way
+    uint64_t promotions = 0;        // predictions that became exact before they ended
+    uint64_t late_promotions = 0;   // of those, wholly at the device already
+    uint64_t dropped_full = 0;      // hints refused because the queues were full
+    uint64_t dropped_deadline = 0;  // predictions whose deadline could not be met any more
+    uint64_t dropped_no_slot = 0;   // predictions that found every slot leased
+    uint64_t cancelled = 0;
+    uint64_t orphans = 0;  // of those, at the device
+    uint64_t retries = 0;  // reads tried again after an error or a wrong checksum
+    uint64_t failures = 0;
+    std::array<uint64_t, 8> refused{};  // pieces of speculation held back, by Refusal
+};
+
+// What somebody waits for. Stays where it is while it waits.
+class Batch {
+  public:
+    explicit Batch(Owner owner = {}) : owner_(owner) {}
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+    [[nodiscard]] bool done() const { return pending_ == 0; }
+    // The first thing that went wrong.
+    [[nodiscard]] const Status& status() const { return status_; }
+
+  private:
+    friend class Scheduler;
+    Owner owner_;
+    uint32_t pending_ = 0;
+    Status status_;
+};
+
+// Not thread-safe. Nothing allocates after construction, except for the text of an error.
+class Scheduler {
+  public:
+    struct Options {
+        uint64_t store = 0;  // digest of the store, for tickets
+        DeviceModel device;
+        uint32_t max_tickets = 4096;
+        uint32_t max_hints = 1024;  // queued predictions, in tickets
+        uint8_t attempts = 2;       // of an exact read
+        // Whether the bytes of a component are those of the model. Empty: nobody knows.
+        std::function<bool(RecordId record, uint32_t component, std::span<const std::byte> bytes)> verify;
+    };
+
+    // All three outlive the scheduler.
+    Scheduler(Slots& slots, io::Engine& engine, const Clock& clock, Options options);
+    ~Scheduler();
+    Scheduler(const Scheduler&) = delete;
+    Scheduler& operator=(const Scheduler&) = delete;
+
+    // The context of exact wishes.
+    struct Wish {
+        trace::Phase phase = trace::Phase::decode;
+        int32_t layer = 0;
+        uint64_t tokens = 1;
+        Nanos deadline = kNoDeadline;
+    };
+    // Wants components of `records`, each of which the caller has leased, for `batch`; what is ready already adds
+    // nothing to it. They are given to the device together, in this order.
+    void want(Batch& batch, std::span<const RecordId> records, ComponentMask which, const Wish& wish);
+
+    struct Hint {
+        Class cls = Class::near;
+        Owner owner;
+        int32_t layer = 0;
+        float confidence = 0;
+        Nanos deadline = kNoDeadline;
+    };
+    // A record may be wanted soon. False if the queues are full. What is resident or on its way is left alone.
+    bool hint(RecordId record, const Hint& hint);
+    // When the next exact wishes are expected; speculation only runs until then. From the layer clock, usually.
+    void expect_exact(Nanos at) { gap_end_ = at; }
+
+    // Handles what has ended and gives the device more, without waiting.
+    void pump(trace::Pass* pass = nullptr);
+    // Until nothing of the batch is pending. After a failure, what the batch has not given to the device is cancelled.
+    Status wait(Batch& batch, trace::Pass* pass = nullptr);
+    // Nothing is wanted any more for batches of this owner, nor its hints: what is queued ends, what is at the device
+    // becomes an ordinary cache entry if it arrives whole. No read is waited for.
+    void cancel(Owner owner);
+    // A batch that is not waited for to its end must be abandoned before it goes.
+    void abandon(Batch& batch);
+
+    [[nodiscard]] LayerClock& layers() { return layers_; }
+    [[nodiscard]] Admission& admission() { return admission_; }
+    [[nodiscard]] const SchedCounters& counters() const { return counters_; }
+    [[nodiscard]] size_t live() const { return live_; }
+    [[nodiscard]] size_t queued(Class cls) const { return queues_[static_cast<size_t>(cls)].n; }
+    [[nodiscard]] uint64_t speculative_in_flight() const { return admission_.in_flight(); }
+    // For tests and traces: the ticket, while the handle is of it. nullptr otherwise.
+    [[nodiscard]] const Ticket* find(TicketHandle handle) const;
+    [[nodiscard]] TicketHandle live_ticket(RecordId record, uint32_t component) const;
+
+  private:
+    using Index = uint32_t;
+    static constexpr Index kNone = UINT32_MAX;
+    // Pieces at the engine at once: enough to keep any drive busy.
+    static constexpr size_t kPieces = 64;
+    static constexpr uint32_t kMaxComponents = 4;
+
+    struct Queue {
+        Index head = kNone, tail = kNone;
+        uint32_t n = 0;
+    };
+    struct Waiter {
+        Batch* batch = nullptr;
+        Index next = kNone;
+    };
+    struct Piece {
+        Index ticket = kNone;
+        uint32_t length = 0;
+        bool speculative = false;
+        Nanos issued = 0;
+    };
+
+    [[nodiscard]] size_t key(RecordId record, uint32_t component) const {
+        return static_cast<size_t>(record) * kMaxComponents + component;
+    }
+    Index make_ticket(RecordId record, uint32_t component);
+    Index make_exact_ticket(RecordId record, uint32_t component);
+    bool take_lease(Ticket& t);
+    void enqueue(Index t, bool front = false);
+    void dequeue(Index t);
+    void add_waiter(Index t, Batch& batch);
+    void remove_waiters(Index t, const std::function<bool(const Batch&)>& gone);
+    void end_waiting(Index t, const Status& status);
+    void promote(Index t, const Wish& wish, Batch& batch);
+    void prepare_exact();
+    void prepare_speculative();
+    bool prepare_piece(Index t, uint32_t length, bool speculative);
+    [[nodiscard]] bool needs_staging(const Ticket& t) const;
+    void submit();
+    void handle(std::span<const io::Completion> done, trace::Pass* pass);
+    void piece_done(const io::Completion& done, Nanos now, trace::Pass* pass);
+    void attempt_over(Index t, trace::Pass* pass);
+    void publish(Index t, trace::Pass* pass);
+    void finish(Index t, TicketState state, const Status& status);
+    [[nodiscard]] Status failure(const Ticket& t) const;
+    void note_read(const Ticket& t, const Piece& piece, const io::Completion& done, Nanos now, trace::Pass& pass) const;
+    void used(RecordId record, uint32_t component);
+
+    Slots& slots_;
+    io::Engine& engine_;
+    const Clock& clock_;
+    Options options_;
+    LayerClock layers_;
+    Admission admission_;
+    Nanos gap_end_ = Admission::kNoGap;
+
+    std::vector<Ticket> tickets_;
+    std::vector<Index> free_tickets_;
+    std::vector<Index> by_key_;           // the live ticket of a component
+    std::vector<bool> predicted_unused_;  // published for a prediction and not used since
+    std::array<Queue, kClasses> queues_;
+    std::vector<Waiter> waiters_;
+    std::vector<Index> free_waiters_;
+    std::array<Piece, kPieces> pieces_;
+    std::vector<uint32_t> free_pieces_;
+    std::vector<io::ReadOp> batch_;
+    size_t live_ = 0;
+    uint32_t at_device_ = 0;
+    Nanos busy_since_ = 0;
+    uint64_t endings_ = 0;
+    SchedCounters counters_;
+};
+
+}  // namespace sluice::sched
