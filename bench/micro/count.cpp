@@ -6,27 +6,11 @@
 // Usage: micro_count    describes the build, and each piece in the order in which they ran, in fields between tabs
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <new>
 
 #include "bench/micro/piece.h"
 
-namespace {
-uint64_t allocations = 0;
-}
-
 // What an allocation costs is spent in libc, where nothing is counted, so their number stands for it.
-void* operator new(std::size_t n) {
-    ++allocations;
-    if (void* p = std::malloc(n > 0 ? n : 1)) return p;
-    throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept {
-    std::free(p);
-}
-void operator delete(void* p, std::size_t) noexcept {
-    std::free(p);
-}
+#include "tests/count_allocations.h"
 
 // Known to count.py by name: callgrind collects while this function runs and writes a file when it ends.
 extern "C" __attribute__((noinline)) void sluice_micro_measured(const sluice::micro::Run& run) {

@@ -41,6 +41,7 @@ struct State {
     std::unique_ptr<trace::Recorder> recorder;
     std::vector<std::unique_ptr<trace::Recorder>> past;  // contexts may still hold a pointer
     std::vector<std::string> outputs;                    // of the recorder, to see whether they change
+    bool shown = false;                                  // somebody sees more than the summary of a run
 };
 
 State& state() {
@@ -226,6 +227,27 @@ std::vector<std::string> outputs_of(const Config& c) {
     return {c.record, c.csv, c.route_trace, c.io_trace, c.compute_trace, c.compute_trace_layers, c.token_trace};
 }
 
+trace::Json digest_json(const model::GgufIndex& index) {
+    const auto digest = model::sampled_digest(index);
+    if (digest.ok()) return *digest;
+    log(LogLevel::warn, "{}", digest.status().message());
+    return nullptr;
+}
+
+trace::Json drive_json(const ModelState& model, const std::string& path) {
+    const auto d = machine::read_drive(path);
+    if (!d.ok()) return nullptr;
+    return {{"filesystem", or_null(d->file_system)},
+            {"volume", or_null(d->volume)},
+            {"drive", or_null(d->drive)},
+            {"model", or_null(d->model)},
+            {"rotational", or_null(d->rotational)},
+            {"scheduler", or_null(d->scheduler)},
+            {"direct", model.reads_directly()},
+            {"engine", model.engine_name()},
+            {"depth", model.config().io_threads}};
+}
+
 // Of a layer: what its experts are not.
 uint64_t dense_bytes_of(const model::GgufIndex& index, int layer) {
     const std::string prefix = fmt::format("blk.{}.", layer);
@@ -271,6 +293,7 @@ Status start_recording(const Config& config) {
     s.outputs = outputs;
     if (!s.host.whole_loop && !has_outputs(config)) return {};
 
+    s.shown = has_outputs(config);
     auto files = open_files(config);
     if (!files.ok()) return files.status();
     trace::Wants wants;
@@ -328,25 +351,13 @@ int32_t record_model(const ModelState& model) {
         }
     }
     const std::string& path = index.files()[0].path;
-    const auto digest = model::sampled_digest(index);
-    if (!digest.ok()) log(LogLevel::warn, "{}", digest.status().message());
-    trace::Json drive = nullptr;
-    if (const auto d = machine::read_drive(path); d.ok()) {
-        drive = {{"filesystem", or_null(d->file_system)},
-                 {"volume", or_null(d->volume)},
-                 {"drive", or_null(d->drive)},
-                 {"model", or_null(d->model)},
-                 {"rotational", or_null(d->rotational)},
-                 {"scheduler", or_null(d->scheduler)},
-                 {"direct", model.reads_directly()},
-                 {"engine", model.engine_name()},
-                 {"depth", model.config().io_threads}};
-    }
+    // Both read the model's files, for which a run that shows neither need not wait.
+    const bool shown = state().shown;
     trace::Json info = {{"kind", "model"},
                         {"model", 0},
                         {"name", path.substr(path.rfind('/') + 1)},
                         {"arch", index.architecture()},
-                        {"digest", digest.ok() ? trace::Json(*digest) : trace::Json(nullptr)},
+                        {"digest", shown ? digest_json(index) : trace::Json(nullptr)},
                         {"bytes", bytes},
                         {"files", index.files().size()},
                         {"n_layer", g.n_layer},
@@ -360,7 +371,7 @@ int32_t record_model(const ModelState& model) {
                         {"cycle_bytes", g.cycle_bytes},
                         {"expert_types", types},
                         {"repacked", model.repack()},
-                        {"drive", std::move(drive)}};
+                        {"drive", shown ? drive_json(model, path) : trace::Json(nullptr)}};
     return static_cast<int32_t>(r->model(std::move(info), experts));
 }
 

@@ -282,7 +282,6 @@ Generation generate(common_params& params, const GenerateOptions& options) {
     const Nanos start = clock.now();
     const common_init_result_ptr init = common_init_from_params(params);
     const Nanos loaded_in = clock.now() - start;
-    out.load_seconds = static_cast<double>(loaded_in) / 1e9;
     if (init == nullptr || init->model() == nullptr || init->context() == nullptr) {
         if (options.stop != nullptr && options.stop->load()) {
             out.interrupted = true;

@@ -23,7 +23,6 @@ struct Generation {
     int prompt_tokens = 0;
     int prompt_tokens_done = 0;  // of those, decoded
     int tokens = 0;              // generated, the end-of-text token not counted
-    double load_seconds = 0;
     machine::Usage memory;  // when the last token was out, the model still loaded
 };
 

@@ -18,6 +18,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/write_all.h"
+
 namespace sluice::report {
 namespace {
 
@@ -27,17 +29,6 @@ constexpr int kMostHeight = 16'000;  // what Chromium draws in one piece
 
 Status cannot_write(const std::string& path, int why) {
     return error(Code::io_error, "cannot write {}: {}", path, std::strerror(why));
-}
-
-// 0, or errno.
-int write_all(int fd, std::string_view text) {
-    while (!text.empty()) {
-        const ssize_t n = ::write(fd, text.data(), text.size());
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return n < 0 ? errno : ENOSPC;
-        text.remove_prefix(static_cast<size_t>(n));
-    }
-    return 0;
 }
 
 Status write_to(const std::string& path, std::string_view text) {

@@ -65,7 +65,7 @@ TicketHandle Scheduler::live_ticket(RecordId record, uint32_t component) const {
 
 // ---- tickets and queues
 
-Scheduler::Index Scheduler::make_ticket(RecordId record, uint32_t component) {
+Scheduler::Index Scheduler::make_ticket(RecordId record, uint32_t component, Nanos now) {
     if (free_tickets_.empty()) return kNone;
     const Index i = free_tickets_.back();
     free_tickets_.pop_back();
@@ -79,7 +79,7 @@ Scheduler::Index Scheduler::make_ticket(RecordId record, uint32_t component) {
     const store::Extent e = slots_.store().extent(record, component);
     t.bytes = static_cast<uint32_t>(e.bytes);
     t.physical = store::RecordStore::aligned(e).length;
-    t.issued = clock_.now();
+    t.issued = now;
     t.state = TicketState::queued;
     by_key_[key(record, component)] = i;
     ++live_;
@@ -169,7 +169,6 @@ void Scheduler::finish(Index i, TicketState state, const Status& status) {
     assert(!ended(t.state) && t.state != TicketState::free && ended(state) && t.pieces == 0);
     dequeue(i);
     t.state = state;
-    t.ended_at = clock_.now();
     t.completion = ++endings_;
     if (t.staging != nullptr) slots_.give_staging(t.staging);
     t.staging = nullptr;
@@ -238,9 +237,9 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
 }
 
 // There is always one: predictions give theirs up, and what is at the device ends.
-Scheduler::Index Scheduler::make_exact_ticket(RecordId record, uint32_t component) {
+Scheduler::Index Scheduler::make_exact_ticket(RecordId record, uint32_t component, Nanos now) {
     for (;;) {
-        if (const Index i = make_ticket(record, component); i != kNone) return i;
+        if (const Index i = make_ticket(record, component, now); i != kNone) return i;
         const auto shed = std::find_if(queues_.rbegin(), queues_.rend() - 1, [this](const Queue& q) {
             return q.tail != kNone && tickets_[q.tail].pieces == 0;
         });
@@ -258,6 +257,7 @@ Scheduler::Index Scheduler::make_exact_ticket(RecordId record, uint32_t componen
 }
 
 void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentMask which, const Wish& wish) {
+    const Nanos now = clock_.now();
     for (const RecordId r : records) {
         assert(slots_.cache().find(r) != cache::kNoSlot && slots_.cache().leases(slots_.cache().find(r)) > 0);
         for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(r)); ++c) {
@@ -268,7 +268,7 @@ void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentM
                 promote(live, wish, batch);
                 continue;
             }
-            const Index i = make_exact_ticket(r, c);
+            const Index i = make_exact_ticket(r, c, now);
             Ticket& t = tickets_[i];
             t.owner = batch.owner_;
             t.phase = wish.phase;
@@ -286,12 +286,13 @@ void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentM
 
 bool Scheduler::hint(RecordId record, const Hint& hint) {
     assert(hint.cls != Class::exact);
+    const Nanos now = clock_.now();
     bool all = true;
     for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(record)); ++c) {
         if (slots_.ready(record, c) || by_key_[key(record, c)] != kNone) continue;
         used(record, c);  // an earlier prediction of it was evicted
         const uint32_t hints = queues_[1].n + queues_[2].n + queues_[3].n;
-        const Index i = hints < options_.max_hints ? make_ticket(record, c) : kNone;
+        const Index i = hints < options_.max_hints ? make_ticket(record, c, now) : kNone;
         if (i == kNone) {
             ++counters_.dropped_full;
             all = false;
@@ -309,6 +310,19 @@ bool Scheduler::hint(RecordId record, const Hint& hint) {
     return all;
 }
 
+// Nobody wants it any more. What is at the device has to be awaited, but by nobody in particular.
+void Scheduler::let_go(Index i) {
+    Ticket& t = tickets_[i];
+    ++counters_.cancelled;
+    dequeue(i);
+    if (t.pieces > 0) {
+        t.orphan = true;
+        ++counters_.orphans;
+    } else {
+        finish(i, TicketState::cancelled, {});
+    }
+}
+
 void Scheduler::cancel(Owner owner) {
     for (Index i = 0; i < tickets_.size(); ++i) {
         Ticket& t = tickets_[i];
@@ -317,15 +331,7 @@ void Scheduler::cancel(Owner owner) {
         remove_waiters(i, [&](const Batch& b) { return b.owner_ == owner; });
         const bool concerned = t.owner == owner || t.waiters != before;
         if (!concerned || t.waiters > 0) continue;
-        // A hint of somebody else that this owner had joined is still a hint, but nobody waits for it.
-        ++counters_.cancelled;
-        dequeue(i);
-        if (t.pieces > 0) {
-            t.orphan = true;
-            ++counters_.orphans;
-        } else {
-            finish(i, TicketState::cancelled, {});
-        }
+        let_go(i);  // also a hint of somebody else that this owner had joined: it is exact by now, and nobody waits
     }
 }
 
@@ -334,15 +340,7 @@ void Scheduler::abandon(Batch& batch) {
         Ticket& t = tickets_[i];
         if (t.state == TicketState::free || t.waiters == 0) continue;
         remove_waiters(i, [&](const Batch& b) { return &b == &batch; });
-        if (t.waiters > 0) continue;
-        ++counters_.cancelled;
-        dequeue(i);
-        if (t.pieces > 0) {
-            t.orphan = true;
-            ++counters_.orphans;
-        } else {
-            finish(i, TicketState::cancelled, {});
-        }
+        if (t.waiters == 0) let_go(i);
     }
 }
 
@@ -353,7 +351,7 @@ bool Scheduler::needs_staging(const Ticket& t) const {
 }
 
 // A stretch of the ticket's read goes into the next submission. False where something it needs is taken.
-bool Scheduler::prepare_piece(Index i, uint32_t length, bool speculative) {
+bool Scheduler::prepare_piece(Index i, uint32_t length, bool speculative, Nanos now) {
     Ticket& t = tickets_[i];
     if (free_pieces_.empty()) return false;
     if (needs_staging(t)) {
@@ -381,21 +379,24 @@ bool Scheduler::prepare_piece(Index i, uint32_t length, bool speculative) {
         admission_.submitted(length);
     } else {
         counters_.exact_physical += length;
-        admission_.exact(length, clock_.now());
+        admission_.exact(length, now);
     }
     return true;
 }
 
 void Scheduler::prepare_exact() {
     Queue& q = queues_[place_of(Class::exact)];
+    if (q.head == kNone) return;
+    const Nanos now = clock_.now();
     while (q.head != kNone) {
         const Index i = q.head;
-        if (!prepare_piece(i, tickets_[i].physical - tickets_[i].asked, false)) return;
+        if (!prepare_piece(i, tickets_[i].physical - tickets_[i].asked, false, now)) return;
         dequeue(i);
     }
 }
 
 void Scheduler::prepare_speculative() {
+    if (queues_[1].n + queues_[2].n + queues_[3].n == 0) return;
     const Nanos now = clock_.now();
     for (const Class cls : {Class::near, Class::speculative, Class::warming}) {
         Queue& q = queues_[place_of(cls)];
@@ -421,7 +422,7 @@ void Scheduler::prepare_speculative() {
                 finish(i, TicketState::cancelled, {});
                 continue;
             }
-            if (!prepare_piece(i, length, true)) return;
+            if (!prepare_piece(i, length, true, now)) return;
             if (t.asked >= t.physical) dequeue(i);
         }
     }
@@ -550,7 +551,9 @@ void Scheduler::handle(std::span<const io::Completion> done, trace::Pass* pass) 
     for (const io::Completion& d : done) piece_done(d, now, pass);
 }
 
-void Scheduler::pump(trace::Pass*) {
+void Scheduler::pump(trace::Pass* pass) {
+    std::array<io::Completion, kPieces> done;
+    handle(std::span(done).first(engine_.poll(done)), pass);
     prepare_exact();
     prepare_speculative();
     submit();

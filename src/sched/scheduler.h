@@ -149,8 +149,8 @@ class Scheduler {
     [[nodiscard]] size_t key(RecordId record, uint32_t component) const {
         return static_cast<size_t>(record) * kMaxComponents + component;
     }
-    Index make_ticket(RecordId record, uint32_t component);
-    Index make_exact_ticket(RecordId record, uint32_t component);
+    Index make_ticket(RecordId record, uint32_t component, Nanos now);
+    Index make_exact_ticket(RecordId record, uint32_t component, Nanos now);
     bool take_lease(Ticket& t);
     void enqueue(Index t, bool front = false);
     void dequeue(Index t);
@@ -160,13 +160,14 @@ class Scheduler {
     void promote(Index t, const Wish& wish, Batch& batch);
     void prepare_exact();
     void prepare_speculative();
-    bool prepare_piece(Index t, uint32_t length, bool speculative);
+    bool prepare_piece(Index t, uint32_t length, bool speculative, Nanos now);
     [[nodiscard]] bool needs_staging(const Ticket& t) const;
     void submit();
     void handle(std::span<const io::Completion> done, trace::Pass* pass);
     void piece_done(const io::Completion& done, Nanos now, trace::Pass* pass);
     void attempt_over(Index t, trace::Pass* pass);
     void publish(Index t, trace::Pass* pass);
+    void let_go(Index t);
     void finish(Index t, TicketState state, const Status& status);
     [[nodiscard]] Status failure(const Ticket& t) const;
     void note_read(const Ticket& t, const Piece& piece, const io::Completion& done, Nanos now, trace::Pass& pass) const;

@@ -64,7 +64,7 @@ struct Ticket {
     float confidence = 1;
     Nanos issued = 0;
     Nanos deadline = kNoDeadline;
-    Nanos first_submitted = 0, ended_at = 0;
+    Nanos first_submitted = 0;
 
     uint32_t bytes = 0;     // of the component
     uint32_t physical = 0;  // that the device is asked for, once through

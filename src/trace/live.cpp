@@ -5,12 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdlib>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/write_all.h"
 #include "trace/json_values.h"
 #include "trace/utf8.h"
 
@@ -559,15 +559,7 @@ void LiveView::draw(bool last) {
     drawn_ = size;
     has_frame_ = true;
     last_frame_ = now;
-    for (std::string_view rest = out; !rest.empty();) {
-        const ssize_t n = ::write(fd_, rest.data(), rest.size());
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) {
-            draws_ = false;  // the terminal is gone
-            return;
-        }
-        rest.remove_prefix(static_cast<size_t>(n));
-    }
+    if (write_all(fd_, out) != 0) draws_ = false;  // the terminal is gone
 }
 
 }  // namespace sluice::trace

@@ -14,6 +14,7 @@
 #include <iterator>
 #include <optional>
 
+#include "base/write_all.h"
 #include "trace/json_values.h"
 #include "trace/write.h"
 
@@ -299,19 +300,8 @@ Status LineFile::write(std::string_view text) {
     begun_ = true;
     std::optional<NoPipeSignal> quiet;
     if (!regular_) quiet.emplace();
-    // Errors keep their number: what restores the signals may change it.
-    return write_all(text);
-}
-
-Status LineFile::write_all(std::string_view text) {
-    while (!text.empty()) {
-        const ssize_t n = ::write(fd_, text.data(), text.size());
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0)
-            return error(Code::io_error, "cannot write to {}: {}", path_, std::strerror(n < 0 ? errno : ENOSPC));
-        text.remove_prefix(static_cast<size_t>(n));
-    }
-    return {};
+    const int failed = write_all(fd_, text);
+    return failed == 0 ? Status() : error(Code::io_error, "cannot write to {}: {}", path_, std::strerror(failed));
 }
 
 std::unique_ptr<Sink> make_record_sink(std::unique_ptr<LineFile> file) {

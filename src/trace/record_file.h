@@ -26,7 +26,6 @@ class LineFile {
     [[nodiscard]] const std::string& path() const { return path_; }
 
   private:
-    Status write_all(std::string_view text);
     LineFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
     int fd_;
     std::string path_;

@@ -1,5 +1,7 @@
 #include "trace/recorder.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 
 namespace sluice::trace {
@@ -19,20 +21,9 @@ uint64_t mix(uint64_t digest, uint64_t n) {
 
 }  // namespace
 
-template <typename Call>
-void Recorder::each(Call call) {
-    for (auto& s : sinks_) {
-        if (!s.alive) continue;
-        if (Status status = call(*s.sink); !status.ok()) {
-            s.alive = false;
-            failed(status);
-        }
-    }
-}
-
-template <typename Call>
-void Recorder::each_event_sink(Call call) {
-    for (auto& s : event_sinks_) {
+template <typename S, typename Call>
+void Recorder::each_of(std::vector<Guarded<S>>& sinks, Call call) {
+    for (auto& s : sinks) {
         if (!s.alive) continue;
         if (Status status = call(*s.sink); !status.ok()) {
             s.alive = false;
@@ -50,7 +41,7 @@ void Recorder::open() {
     if (open_) return;
     open_ = true;
     begin_ = clock_.now();
-    each([&](Sink& s) { return s.begin(book_); });
+    each_of(sinks_, [&](Sink& s) { return s.begin(book_); });
     if (sampler_) {  // what the first sample's growth is counted from
         Row none;
         sampler_(none, true);
@@ -75,7 +66,7 @@ size_t Recorder::model(Json info, const std::vector<uint32_t>& shape) {
         use.misses.emplace_back(n, 0);
     }
     book_.experts.push_back(std::move(use));
-    if (!ended_) each([&](Sink& s) { return s.model(book_, number); });
+    if (!ended_) each_of(sinks_, [&](Sink& s) { return s.model(book_, number); });
     return number;
 }
 
@@ -85,14 +76,14 @@ void Recorder::cache(size_t model, uint64_t bytes, uint64_t slots, uint64_t reco
     Json j = {{"kind", "cache"}, {"model", model},     {"bytes", bytes},
               {"slots", slots},  {"records", records}, {"why", why}};
     book_.caches.push_back(j);
-    if (!ended_) each([&](Sink& s) { return s.cache(book_, j); });
+    if (!ended_) each_of(sinks_, [&](Sink& s) { return s.cache(book_, j); });
 }
 
 void Recorder::load(Nanos duration, uint64_t dense_bytes, Json host) {
     const std::lock_guard<std::mutex> lock(mutex_);
     open();
     book_.load = {{"kind", "load"}, {"load_ns", duration}, {"dense_bytes", dense_bytes}, {"host", std::move(host)}};
-    if (!ended_) each([&](Sink& s) { return s.load(book_); });
+    if (!ended_) each_of(sinks_, [&](Sink& s) { return s.load(book_); });
 }
 
 void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
@@ -137,10 +128,11 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
         row.queue_depth_max = pass.queue_depth_max;
         row.cache_resident = pass.cache_resident;
         row.layers = pass.layers;
-        for (const Json& c : book_.caches) {
-            if (c["model"] != pass.model) continue;
-            row.cache_bytes = c["bytes"].get<int64_t>();
-            row.cache_slots = c["slots"].get<int64_t>();
+        const auto cache = std::find_if(book_.caches.rbegin(), book_.caches.rend(),
+                                        [&](const Json& c) { return c["model"] == pass.model; });
+        if (cache != book_.caches.rend()) {
+            row.cache_bytes = (*cache)["bytes"].get<int64_t>();
+            row.cache_slots = (*cache)["slots"].get<int64_t>();
         }
     }
     if (sampler_) {
@@ -168,8 +160,7 @@ void Recorder::commit(Pass& pass, const RowInfo& info) {
     fill(row_, pass, info);
     ledger.next_row();
 
-    const uint64_t digest = pass.routes_digest;
-    book_.routes_digest = mix(book_.routes_digest, digest);
+    book_.routes_digest = mix(book_.routes_digest, pass.routes_digest);
     if (pass.model >= 0 && static_cast<size_t>(pass.model) < book_.experts.size()) {
         ExpertUse& use = book_.experts[static_cast<size_t>(pass.model)];
         for (const Pass::Use& u : pass.uses) {
@@ -179,13 +170,13 @@ void Recorder::commit(Pass& pass, const RowInfo& info) {
         }
     }
     book_.of(info.phase).add(row_, pass.latency);
-    each([&](Sink& s) { return s.row(book_, row_, info.text); });
-    each_event_sink([&](EventSink& s) { return s.events(row_, pass); });
+    each_of(sinks_, [&](Sink& s) { return s.row(book_, row_, info.text); });
+    each_of(event_sinks_, [&](EventSink& s) { return s.events(row_, pass); });
     pass.clear_counts();
 
     const uint64_t decoded = book_.of(Phase::decode).rows;
     if ((decoded + book_.of(Phase::prefill).rows) % kCheckpointEvery == 0) {
-        each([&](Sink& s) { return s.checkpoint(book_); });
+        each_of(sinks_, [&](Sink& s) { return s.checkpoint(book_); });
     }
     pass.capturing = wants_.capture_row >= 0 && static_cast<int64_t>(decoded) == wants_.capture_row;
     ledger.keep_spans(pass.capturing ? &pass.spans : nullptr);
@@ -199,8 +190,8 @@ void Recorder::end(Ending ending) {
     if (!open_ && ending.status == "ok") return;
     open();
     book_.ending = std::move(ending);
-    each([&](Sink& s) { return s.end(book_); });
-    each_event_sink([&](EventSink& s) { return s.end(); });
+    each_of(sinks_, [&](Sink& s) { return s.end(book_); });
+    each_of(event_sinks_, [&](EventSink& s) { return s.end(); });
 }
 
 Status Recorder::status() const {

@@ -78,10 +78,8 @@ class Recorder {
         std::unique_ptr<S> sink;
         bool alive = true;
     };
-    template <typename Call>
-    void each(Call call);
-    template <typename Call>
-    void each_event_sink(Call call);
+    template <typename S, typename Call>
+    void each_of(std::vector<Guarded<S>>& sinks, Call call);
     void open();
     void failed(const Status& status);
     void fill(Row& row, Pass& pass, const RowInfo& info);

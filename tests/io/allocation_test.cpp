@@ -1,27 +1,11 @@
 // Keeps: an engine allocates when it is made and never again, however many reads pass through it.
 #include <array>
-#include <atomic>
-#include <new>
 
 #include "tests/io/support.h"
 
 // Sanitizers bring their own operator new; there the count stays 0 and the test says nothing.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-namespace {
-std::atomic<uint64_t> allocations = 0;
-}
-
-void* operator new(std::size_t n) {
-    allocations.fetch_add(1, std::memory_order_relaxed);
-    if (void* p = std::malloc(n > 0 ? n : 1)) return p;
-    throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept {
-    std::free(p);
-}
-void operator delete(void* p, std::size_t) noexcept {
-    std::free(p);
-}
+#include "tests/count_allocations.h"
 
 namespace sluice::io {
 namespace {

@@ -1,29 +1,11 @@
 // Keeps: a sample of what the process uses allocates nothing, so that it may be taken while tokens are made.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "machine/usage.h"
 
 // Sanitizers bring their own operator new; there the count stays 0 and the test says nothing.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-namespace {
-std::atomic<uint64_t> allocations = 0;
-}
-
-void* operator new(std::size_t n) {
-    allocations.fetch_add(1, std::memory_order_relaxed);
-    if (void* p = std::malloc(n > 0 ? n : 1)) return p;
-    throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept {
-    std::free(p);
-}
-void operator delete(void* p, std::size_t) noexcept {
-    std::free(p);
-}
+#include "tests/count_allocations.h"
 
 namespace sluice::machine {
 namespace {
