@@ -9,32 +9,45 @@
 
 namespace sluice::store {
 
-Result<RecordStore> RecordStore::open(const model::GgufIndex& index, const model::Geometry& geometry, io::Access access,
-                                      std::string* note) {
-    RecordStore store;
-    store.geometry_ = geometry;
-    store.files_.resize(index.files().size(), nullptr);
+Result<Holder> open_gguf(const model::GgufIndex& index, const model::Geometry& geometry, io::Access access,
+                         std::string* note) {
+    Holder holder;
+    holder.name = index.files()[0].path;
+    holder.shares = true;
+    std::vector<const io::File*> opened(index.files().size(), nullptr);
     for (const model::ExpertSet& set : geometry.sets) {
+        std::vector<Place>& places = holder.places.emplace_back();
         for (const model::ExpertTensor& t : set.tensors) {
-            if (store.files_[t.file] != nullptr) continue;
-            const model::FileEntry& entry = index.files()[t.file];
-            auto file = io::File::open(entry.path, access);
-            // Our memory gives no more alignment than this, so a device that wants more is read through the page cache.
-            if (file.ok() && std::max(file->mem_align(), file->offset_align()) > kDirectAlign) {
-                file = io::File::open(entry.path, io::Access::buffered);
+            if (opened[t.file] == nullptr) {
+                const model::FileEntry& entry = index.files()[t.file];
+                auto file = io::File::open(entry.path, access);
+                // Our memory gives no more alignment than this, so a device that wants more is read through the page
+                // cache.
+                if (file.ok() && std::max(file->mem_align(), file->offset_align()) > kDirectAlign) {
+                    file = io::File::open(entry.path, io::Access::buffered);
+                }
+                if (!file.ok()) return file.status();
+                if (file->device() != entry.device || file->inode() != entry.inode) {
+                    return error(Code::io_error, "{} was replaced while it was being opened; load it again",
+                                 entry.path);
+                }
+                if (note != nullptr && access == io::Access::direct && !file->direct() && note->empty()) {
+                    *note = fmt::format("{} is read through the page cache: {}", entry.path, file->fallback_reason());
+                }
+                holder.files.push_back(std::make_unique<io::File>(std::move(*file)));
+                opened[t.file] = holder.files.back().get();
             }
-            if (!file.ok()) return file.status();
-            if (file->device() != entry.device || file->inode() != entry.inode) {
-                return error(Code::io_error, "{} was replaced while it was being opened; load it again", entry.path);
-            }
-            if (note != nullptr && access == io::Access::direct && !file->direct() && note->empty()) {
-                *note = fmt::format("{} is read through the page cache: {}", entry.path, file->fallback_reason());
-            }
-            store.owned_.push_back(std::make_unique<io::File>(std::move(*file)));
-            store.files_[t.file] = store.owned_.back().get();
+            places.push_back({.file = opened[t.file], .offset = t.offset, .stride = t.bytes_per_expert});
         }
     }
-    store.number_records();
+    return holder;
+}
+
+Result<RecordStore> RecordStore::open(const model::GgufIndex& index, const model::Geometry& geometry, io::Access access,
+                                      std::string* note) {
+    auto gguf = open_gguf(index, geometry, access, note);
+    if (!gguf.ok()) return gguf.status();
+    RecordStore store(geometry, std::move(*gguf));
     if (auto sums = load_sums(index, geometry); sums.ok()) {
         store.set_checksums(std::move(*sums));
     } else if (sums.status().code() != Code::not_found) {
@@ -44,11 +57,25 @@ Result<RecordStore> RecordStore::open(const model::GgufIndex& index, const model
 }
 
 RecordStore RecordStore::over(const model::Geometry& geometry, std::span<const io::File* const> files) {
-    RecordStore store;
-    store.geometry_ = geometry;
-    store.files_.assign(files.begin(), files.end());
-    store.number_records();
-    return store;
+    Holder holder;
+    holder.name = files.empty() ? "" : files[0]->path();
+    holder.shares = true;
+    for (const model::ExpertSet& set : geometry.sets) {
+        std::vector<Place>& places = holder.places.emplace_back();
+        for (const model::ExpertTensor& t : set.tensors)
+            places.push_back({.file = files[t.file], .offset = t.offset, .stride = t.bytes_per_expert});
+    }
+    return {geometry, std::move(holder)};
+}
+
+RecordStore::RecordStore(const model::Geometry& geometry, Holder first) : geometry_(geometry) {
+    add_holder(std::move(first));
+    number_records();
+}
+
+void RecordStore::add_holder(Holder holder) {
+    assert(holders_.size() < kMaxHolders && holder.places.size() == geometry_.sets.size());
+    holders_.push_back(std::move(holder));
 }
 
 void RecordStore::set_checksums(std::vector<uint32_t> sums) {
@@ -72,9 +99,12 @@ RecordName RecordStore::name(RecordId record) const {
     return {.layer = set.layer, .expert = expert_of(record), .group = set.group};
 }
 
-Extent RecordStore::extent(RecordId record, uint32_t component) const {
-    const model::ExpertTensor& t = geometry_.sets[set_of_[record]].tensors[component];
-    return {.file = files_[t.file], .offset = t.expert_offset(expert_of(record)), .bytes = t.bytes_per_expert};
+Extent RecordStore::extent(RecordId record, uint32_t component, HolderId holder) const {
+    const uint32_t set = set_of_[record];
+    const Place& p = holders_[holder].places[set][component];
+    return {.file = p.file,
+            .offset = p.offset + expert_of(record) * p.stride,
+            .bytes = geometry_.sets[set].tensors[component].bytes_per_expert};
 }
 
 RecordStore::AlignedRead RecordStore::aligned(const Extent& extent) {
@@ -88,17 +118,24 @@ RecordStore::AlignedRead RecordStore::aligned(const Extent& extent) {
             .delta = static_cast<uint32_t>(extent.offset - begin)};
 }
 
-uint64_t RecordStore::aligned_capacity(uint32_t set, uint32_t component) const {
-    const model::ExpertTensor& t = geometry_.sets[set].tensors[component];
+uint64_t RecordStore::aligned_capacity(uint32_t set, uint32_t component, HolderId holder) const {
     uint64_t most = 0;
     for (uint32_t e = 0; e < geometry_.sets[set].n_expert; ++e) {
-        most = std::max<uint64_t>(most, aligned({files_[t.file], t.expert_offset(e), t.bytes_per_expert}).length);
+        const Extent extent = this->extent(record(set, e), component, holder);
+        if (extent.file != nullptr) most = std::max<uint64_t>(most, aligned(extent).length);
     }
     return most;
 }
 
 bool RecordStore::direct() const {
-    return std::all_of(files_.begin(), files_.end(), [](const io::File* f) { return f == nullptr || f->direct(); });
+    for (const Holder& h : holders_) {
+        for (const std::vector<Place>& set : h.places) {
+            for (const Place& p : set) {
+                if (h.shares && p.file != nullptr && !p.file->direct()) return false;
+            }
+        }
+    }
+    return true;
 }
 
 }  // namespace sluice::store

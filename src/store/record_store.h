@@ -1,6 +1,7 @@
-// Owns: where the bytes of each record lie. In this version the GGUF itself is the store.
+// Owns: where the bytes of each record lie: in the GGUF itself, and wherever else copies of them are held.
 // Keeps: an extent it hands out lies inside its file as that was when the model was opened; files stay open, so that
-// renaming or deleting the model does not pull it away from a running session.
+// renaming or deleting the model does not pull it away from a running session; every holder has the same bytes for a
+// component, as far as whoever opened it could tell.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,23 @@ struct Extent {
     uint64_t bytes = 0;
 };
 
+// Where a holder keeps one tensor's experts: expert e at offset + e * stride.
+struct Place {
+    const io::File* file = nullptr;  // nullptr: this holder does not have them
+    uint64_t offset = 0;
+    uint64_t stride = 0;
+};
+
+// One copy of a model's experts. `places` and `sums` are as of the geometry that they were made for.
+struct Holder {
+    std::string name;  // as people know it: a path
+    std::vector<std::unique_ptr<io::File>> files;
+    std::vector<std::vector<Place>> places;  // [set][component]
+    bool shares = false;                     // takes its part of all reads; otherwise only what others cannot give
+};
+using HolderId = uint8_t;
+inline constexpr size_t kMaxHolders = 8;
+
 // One record, seen by people: "layer 3, expert 17".
 struct RecordName {
     int layer = 0;
@@ -30,19 +48,30 @@ struct RecordName {
     std::string group;
 };
 
-// Immutable after open; thread-safe.
+// The experts as they lie in the model's own files. Says through `note` if direct access could not be had.
+Result<Holder> open_gguf(const model::GgufIndex& index, const model::Geometry& geometry, io::Access access,
+                         std::string* note);
+
+// Set up by one thread, then immutable and thread-safe.
 class RecordStore {
   public:
-    // Opens every file that holds experts. Says through `note` if direct access could not be had for one of them.
-    // Takes the checksums from MODEL.sluice-sums if that is there, whole and of these contents; warns if it is not.
+    // Over the model's own files. Takes the checksums from MODEL.sluice-sums if that is there, whole and of these
+    // contents; warns if it is not.
     static Result<RecordStore> open(const model::GgufIndex& index, const model::Geometry& geometry, io::Access access,
                                     std::string* note);
 
     // For tests on a simulated device: the caller owns the files, one per file index.
     static RecordStore over(const model::Geometry& geometry, std::span<const io::File* const> files);
 
+    // Over this holder, which has every component.
+    RecordStore(const model::Geometry& geometry, Holder first);
+    // One more copy. At most kMaxHolders in all. Its components have the sizes of the geometry.
+    void add_holder(Holder holder);
+    [[nodiscard]] size_t n_holders() const { return holders_.size(); }
+    [[nodiscard]] const Holder& holder(HolderId h) const { return holders_[h]; }
+
     [[nodiscard]] const model::Geometry& geometry() const { return geometry_; }
-    // Whether every file of experts is read past the page cache.
+    // Whether every file that ordinary reads go to is read past the page cache.
     [[nodiscard]] bool direct() const;
     [[nodiscard]] uint32_t n_records() const { return static_cast<uint32_t>(set_of_.size()); }
     [[nodiscard]] RecordId record(uint32_t set, uint32_t expert) const { return first_record_[set] + expert; }
@@ -52,7 +81,8 @@ class RecordStore {
     [[nodiscard]] uint32_t n_components(uint32_t set) const {
         return static_cast<uint32_t>(geometry_.sets[set].tensors.size());
     }
-    [[nodiscard]] Extent extent(RecordId record, uint32_t component) const;
+    // Its file is nullptr where that holder does not have it; the first holder has everything.
+    [[nodiscard]] Extent extent(RecordId record, uint32_t component, HolderId holder = 0) const;
     // CRC-32C of the extent's bytes; nullopt if nobody has made checksums of this model.
     [[nodiscard]] std::optional<uint32_t> checksum(RecordId record, uint32_t component) const {
         if (sums_.empty()) return std::nullopt;
@@ -71,16 +101,14 @@ class RecordStore {
         uint32_t delta = 0;
     };
     [[nodiscard]] static AlignedRead aligned(const Extent& extent);
-    // Room that the aligned read of any expert of this component needs.
-    [[nodiscard]] uint64_t aligned_capacity(uint32_t set, uint32_t component) const;
+    // Room that the aligned read of any expert of this component from this holder needs.
+    [[nodiscard]] uint64_t aligned_capacity(uint32_t set, uint32_t component, HolderId holder = 0) const;
 
   private:
-    RecordStore() = default;
     void number_records();
 
     model::Geometry geometry_;
-    std::vector<std::unique_ptr<io::File>> owned_;
-    std::vector<const io::File*> files_;  // by file index; nullptr where a file holds no experts
+    std::vector<Holder> holders_;
     std::vector<uint32_t> first_record_;  // by set
     std::vector<uint32_t> set_of_;        // by record
     std::vector<uint64_t> first_sum_;     // by set
