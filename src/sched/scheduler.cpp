@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cassert>
 #include <cerrno>
+#include <cstring>
 
+#include "base/crc32c.h"
+#include "base/log.h"
 #include "io/read_all.h"
 
 namespace sluice::sched {
@@ -22,9 +25,11 @@ Scheduler::Scheduler(Slots& slots, io::Engine& engine, const Clock& clock, Optio
       options_(std::move(options)),
       layers_(static_cast<uint32_t>(slots.store().geometry().sets.size())),
       admission_(options_.device),
+      drives_(slots.store()),
       tickets_(options_.max_tickets),
       by_key_(static_cast<size_t>(slots.store().n_records()) * kMaxComponents, kNone),
       predicted_unused_(by_key_.size(), false),
+      verified_(by_key_.size(), false),
       waiters_(2 * static_cast<size_t>(options_.max_tickets)) {
     assert(options_.max_hints <= options_.max_tickets / 2);
     free_tickets_.reserve(tickets_.size());
@@ -78,7 +83,7 @@ Scheduler::Index Scheduler::make_ticket(RecordId record, uint32_t component, Nan
     t.component = static_cast<uint8_t>(component);
     const store::Extent e = slots_.store().extent(record, component);
     t.bytes = static_cast<uint32_t>(e.bytes);
-    t.physical = store::RecordStore::aligned(e).length;
+    t.physical = store::RecordStore::aligned(e).length;  // until it is known which holder is asked
     t.issued = now;
     t.state = TicketState::queued;
     by_key_[key(record, component)] = i;
@@ -96,9 +101,9 @@ void Scheduler::enqueue(Index i, bool front) {
     if (front || t.cls == Class::warming) {
         after = kNone;
     } else {
-        while (after != kNone && (tickets_[after].deadline > t.deadline ||
-                                  (t.cls != Class::exact && tickets_[after].deadline == t.deadline &&
-                                   tickets_[after].confidence < t.confidence))) {
+        while (after != kNone &&
+               (tickets_[after].deadline > t.deadline || (!is_exact(t.cls) && tickets_[after].deadline == t.deadline &&
+                                                          tickets_[after].confidence < t.confidence))) {
             after = tickets_[after].previous;
         }
     }
@@ -198,7 +203,9 @@ void Scheduler::used(RecordId record, uint32_t component) {
     const size_t k = key(record, component);
     if (!predicted_unused_[k]) return;
     predicted_unused_[k] = false;
-    admission_.judge(slots_.ready(record, component));
+    const bool useful = slots_.ready(record, component);
+    if (!useful) counters_.rejected_bytes += slots_.store().extent(record, component).bytes;
+    admission_.judge(useful);
 }
 
 void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
@@ -209,7 +216,7 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
     t.orphan = false;
     t.tokens |= wish.tokens;
     const Nanos deadline = std::min(t.deadline, wish.deadline);
-    if (t.cls != Class::exact) {
+    if (!is_exact(t.cls)) {
         ++counters_.promotions;
         t.promoted = true;
         const bool whole = t.asked >= t.physical;
@@ -221,17 +228,19 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
         }
         admission_.judge(true);
         dequeue(i);
-        t.cls = Class::exact;
+        t.cls = wish.cls;
         t.deadline = deadline;
         t.phase = wish.phase;
         if (!whole) enqueue(i);
-    } else if (t.deadline != deadline) {
+    } else {
+        // The stronger class and the earlier deadline count, and an orphan's rest is wanted again.
         const bool waiting = t.asked < t.physical;
-        if (waiting) dequeue(i);
+        const bool queued = t.previous != kNone || queues_[place_of(t.cls)].head == i;
+        const bool as_before = queued && t.cls <= wish.cls && t.deadline == deadline;
+        if (waiting && !as_before) dequeue(i);
+        t.cls = std::min(t.cls, wish.cls);
         t.deadline = deadline;
-        if (waiting) enqueue(i);
-    } else if (t.asked < t.physical && queues_[0].head != i && t.previous == kNone) {
-        enqueue(i);  // an orphan whose rest nobody wanted
+        if (waiting && !as_before) enqueue(i);
     }
     add_waiter(i, batch);
 }
@@ -240,10 +249,11 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
 Scheduler::Index Scheduler::make_exact_ticket(RecordId record, uint32_t component, Nanos now) {
     for (;;) {
         if (const Index i = make_ticket(record, component, now); i != kNone) return i;
-        const auto shed = std::find_if(queues_.rbegin(), queues_.rend() - 1, [this](const Queue& q) {
+        const auto exact = queues_.rend() - (1 + static_cast<std::ptrdiff_t>(place_of(Class::exact)));
+        const auto shed = std::find_if(queues_.rbegin(), exact, [this](const Queue& q) {
             return q.tail != kNone && tickets_[q.tail].pieces == 0;
         });
-        if (shed != queues_.rend() - 1) {
+        if (shed != exact) {
             ++counters_.dropped_full;
             finish(shed->tail, TicketState::cancelled, {});
             continue;
@@ -257,6 +267,8 @@ Scheduler::Index Scheduler::make_exact_ticket(RecordId record, uint32_t componen
 }
 
 void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentMask which, const Wish& wish) {
+    assert(is_exact(wish.cls));
+    pages_ = pages_ || wish.cls == Class::page;
     const Nanos now = clock_.now();
     for (const RecordId r : records) {
         assert(slots_.cache().find(r) != cache::kNoSlot && slots_.cache().leases(slots_.cache().find(r)) > 0);
@@ -270,6 +282,7 @@ void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentM
             }
             const Index i = make_exact_ticket(r, c, now);
             Ticket& t = tickets_[i];
+            t.cls = wish.cls;
             t.owner = batch.owner_;
             t.phase = wish.phase;
             t.layer = wish.layer;
@@ -285,14 +298,13 @@ void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentM
 }
 
 bool Scheduler::hint(RecordId record, const Hint& hint) {
-    assert(hint.cls != Class::exact);
+    assert(!is_exact(hint.cls));
     const Nanos now = clock_.now();
     bool all = true;
     for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(record)); ++c) {
         if (slots_.ready(record, c) || by_key_[key(record, c)] != kNone) continue;
         used(record, c);  // an earlier prediction of it was evicted
-        const uint32_t hints = queues_[1].n + queues_[2].n + queues_[3].n;
-        const Index i = hints < options_.max_hints ? make_ticket(record, c, now) : kNone;
+        const Index i = hints() < options_.max_hints ? make_ticket(record, c, now) : kNone;
         if (i == kNone) {
             ++counters_.dropped_full;
             all = false;
@@ -347,7 +359,14 @@ void Scheduler::abandon(Batch& batch) {
 // ---- to the device
 
 bool Scheduler::needs_staging(const Ticket& t) const {
-    return t.staging == nullptr && slots_.converted(slots_.store().set_of(t.record), t.component);
+    return t.staging == nullptr && slots_.staged(t.record, t.component, t.holder);
+}
+
+// Where small reads happen, experts leave them a lane, so that none waits for a whole expert to come.
+bool Scheduler::may_have_lane(const Ticket& t) const {
+    if (t.cls == Class::page || !pages_ || at_device_ + batch_.size() == 0) return true;
+    const DeviceModel& d = admission_.device();
+    return at_device_ + batch_.size() + std::max(1U, d.reserved_lanes) < std::max(2U, d.lanes);
 }
 
 // A stretch of the ticket's read goes into the next submission. False where something it needs is taken.
@@ -358,18 +377,20 @@ bool Scheduler::prepare_piece(Index i, uint32_t length, bool speculative, Nanos 
         t.staging = slots_.take_staging();
         if (t.staging == nullptr) return false;
     }
-    const store::Extent e = slots_.store().extent(t.record, t.component);
+    const store::Extent e = slots_.store().extent(t.record, t.component, t.holder);
     const store::RecordStore::AlignedRead read = store::RecordStore::aligned(e);
     std::byte* const begin = t.staging != nullptr ? t.staging : slots_.place(t.record, t.component);
     const uint32_t p = free_pieces_.back();
     free_pieces_.pop_back();
-    pieces_[p] = {i, length, speculative, 0};
+    pieces_[p] = {.ticket = i, .holder = t.holder, .length = length, .speculative = speculative};
     batch_.push_back({.file = e.file,
                       .offset = read.offset + t.asked,
                       .length = length,
                       .need = std::min(length, read.need > t.asked ? read.need - t.asked : 0),
                       .dst = begin + t.asked,
-                      .tag = p});
+                      .tag = p,
+                      .priority = speculative ? io::Priority::speculative : io::Priority::exact});
+    drives_.submitted(t.holder, length, now);
     t.asked += length;
     ++t.pieces;
     t.state = TicketState::submitted;
@@ -384,19 +405,33 @@ bool Scheduler::prepare_piece(Index i, uint32_t length, bool speculative, Nanos 
     return true;
 }
 
+// The first attempt goes to whoever would be done first; nothing of the ticket is at a device.
+void Scheduler::choose_holder(Ticket& t) {
+    if (drives_.single()) return;
+    const HolderId h = drives_.choose(t.record, t.component, t.physical, t.exhausted);
+    if (h == Drives::kNoHolder) return;
+    t.holder = h;
+    t.physical = store::RecordStore::aligned(slots_.store().extent(t.record, t.component, h)).length;
+}
+
 void Scheduler::prepare_exact() {
-    Queue& q = queues_[place_of(Class::exact)];
-    if (q.head == kNone) return;
+    if (queues_[place_of(Class::page)].head == kNone && queues_[place_of(Class::exact)].head == kNone) return;
     const Nanos now = clock_.now();
-    while (q.head != kNone) {
-        const Index i = q.head;
-        if (!prepare_piece(i, tickets_[i].physical - tickets_[i].asked, false, now)) return;
-        dequeue(i);
+    for (const Class cls : {Class::page, Class::exact}) {
+        Queue& q = queues_[place_of(cls)];
+        while (q.head != kNone) {
+            const Index i = q.head;
+            Ticket& t = tickets_[i];
+            if (!may_have_lane(t)) break;
+            if (t.asked == 0) choose_holder(t);
+            if (!prepare_piece(i, t.physical - t.asked, false, now)) return;
+            dequeue(i);
+        }
     }
 }
 
 void Scheduler::prepare_speculative() {
-    if (queues_[1].n + queues_[2].n + queues_[3].n == 0) return;
+    if (hints() == 0) return;
     const Nanos now = clock_.now();
     for (const Class cls : {Class::near, Class::speculative, Class::warming}) {
         Queue& q = queues_[place_of(cls)];
@@ -408,8 +443,9 @@ void Scheduler::prepare_speculative() {
                 finish(i, TicketState::cancelled, {});
                 continue;
             }
+            if (t.asked == 0) choose_holder(t);
             const uint32_t length = std::min(t.physical - t.asked, admission_.device().chunk);
-            const Refusal refusal = admission_.ask(length, now, queues_[0].head != kNone,
+            const Refusal refusal = admission_.ask(length, now, exact_queued(),
                                                    at_device_ + static_cast<uint32_t>(batch_.size()), gap_end_);
             if (refusal != Refusal::none) {
                 ++counters_.refused[static_cast<size_t>(refusal)];
@@ -448,10 +484,10 @@ void Scheduler::note_read(const Ticket& t, const Piece& piece, const io::Complet
                           trace::Pass& pass) const {
     if (done.error == 0) pass.latency.add(now - piece.issued);
     if (!pass.wants.reads && !pass.capturing) return;
-    static constexpr const char* kNames[kClasses] = {"exact", "near", "speculative", "warming"};
+    static constexpr const char* kNames[kClasses] = {"page", "exact", "near", "speculative", "warming"};
     const store::RecordStore& store = slots_.store();
     const model::ExpertSet& set = store.geometry().sets[store.set_of(t.record)];
-    const store::Extent e = store.extent(t.record, t.component);
+    const store::Extent e = store.extent(t.record, t.component, piece.holder);
     pass.read_events.push_back({.record = t.record,
                                 .layer = set.layer,
                                 .expert = store.expert_of(t.record),
@@ -471,14 +507,50 @@ void Scheduler::note_read(const Ticket& t, const Piece& piece, const io::Complet
 
 Status Scheduler::failure(const Ticket& t) const {
     const store::RecordStore& store = slots_.store();
-    const store::Extent e = store.extent(t.record, t.component);
+    const auto what = [&](HolderId h, int32_t why) {
+        const store::Extent e = store.extent(t.record, t.component, h);
+        return why == EBADMSG
+                   ? error(Code::corrupt,
+                           "{} bytes at offset {} of {} do not match their checksum (sluice verify names all "
+                           "damage, sluice repair mends it from another copy)",
+                           e.bytes, e.offset, e.file->path())
+                   : io::read_error(*e.file, e.offset, e.bytes, why);
+    };
     const store::RecordName name = store.name(t.record);
     const model::ExpertTensor& tensor = store.geometry().sets[store.set_of(t.record)].tensors[t.component];
-    Status status = t.error == EBADMSG ? error(Code::corrupt, "{} bytes at offset {} of {} do not match their checksum",
-                                               e.bytes, e.offset, e.file->path())
-                                       : io::read_error(*e.file, e.offset, e.bytes, t.error);
-    return status.within(
-        fmt::format("layer {}, expert {}, {}", name.layer, name.expert, model::component_name(tensor.component)));
+    const std::string place =
+        fmt::format("layer {}, expert {}, {}", name.layer, name.expert, model::component_name(tensor.component));
+    if (t.first_error == 0 || t.first_holder == t.holder) return what(t.holder, t.error).within(place);
+    return what(t.first_holder, t.first_error)
+        .within(fmt::format("{}, not to be had from {} either ({})", place, store.holder(t.holder).name,
+                            t.error == EBADMSG ? "wrong checksum" : std::strerror(t.error)));
+}
+
+// The component's bytes as they came, wherever they lie.
+std::span<const std::byte> Scheduler::arrived_bytes(const Ticket& t) const {
+    const store::Extent e = slots_.store().extent(t.record, t.component, t.holder);
+    const std::byte* begin = t.staging != nullptr ? t.staging : slots_.place(t.record, t.component);
+    return {begin + store::RecordStore::aligned(e).delta, e.bytes};
+}
+
+// Checked in the very buffer that is published or converted from.
+bool Scheduler::matches(const Ticket& t, trace::Pass* pass) {
+    if (options_.verify == Verify::never) return true;
+    const auto sum = slots_.store().checksum(t.record, t.component);
+    if (!sum) return true;
+    const size_t k = key(t.record, t.component);
+    if (options_.verify == Verify::once && t.first_error == 0 && t.holder == 0 && verified_[k]) return true;
+    const std::span<const std::byte> bytes = arrived_bytes(t);
+    const Nanos t0 = clock_.now();
+    bool good = false;
+    {
+        const trace::MaybeDuring checking(pass != nullptr ? &pass->ledger : nullptr, trace::Part::convert);
+        good = crc32c(bytes) == *sum;
+    }
+    counters_.verify += clock_.now() - t0;
+    counters_.verified_bytes += bytes.size();
+    if (good && t.holder == 0) verified_[k] = true;
+    return good;
 }
 
 void Scheduler::publish(Index i, trace::Pass* pass) {
@@ -492,11 +564,13 @@ void Scheduler::publish(Index i, trace::Pass* pass) {
     if (t.staging != nullptr) {
         const Nanos t0 = clock_.now();
         const trace::MaybeDuring converting(pass != nullptr ? &pass->ledger : nullptr, trace::Part::convert);
-        slots_.convert(t.record, t.component, t.staging);
+        slots_.settle(t.record, t.component, arrived_bytes(t).data());
         counters_.convert += clock_.now() - t0;
     }
     (t.predicted ? counters_.predicted_bytes : counters_.exact_bytes) += t.bytes;
-    predicted_unused_[key(t.record, t.component)] = t.cls != Class::exact;
+    predicted_unused_[key(t.record, t.component)] = !is_exact(t.cls);
+    if (t.promoted && t.deadline != kNoDeadline && clock_.now() > t.deadline) ++counters_.late;
+    if (t.first_error != 0 && t.first_holder != t.holder) note_rescue(t);
     cache.mark_ready(t.slot, static_cast<ComponentMask>(1U << t.component));
     finish(i, TicketState::ready, {});
 }
@@ -509,27 +583,60 @@ void Scheduler::attempt_over(Index i, trace::Pass* pass) {
         finish(i, TicketState::cancelled, {});
         return;
     }
-    if (t.error == 0 && options_.verify) {
-        const store::Extent e = slots_.store().extent(t.record, t.component);
-        const std::byte* begin = t.staging != nullptr ? t.staging : slots_.place(t.record, t.component);
-        const uint32_t delta = store::RecordStore::aligned(e).delta;
-        if (!options_.verify(t.record, t.component, {begin + delta, e.bytes})) t.error = EBADMSG;
+    if (t.error == 0 && !matches(t, pass)) {
+        t.error = EBADMSG;
+        ++counters_.mismatches;
+    }
+    if (drives_.judged(t.holder, t.error == 0)) {
+        log(LogLevel::warn, "{} reads in a row from {} failed ({}): it is not used any more where another copy is",
+            Drives::kRetireAfter, slots_.store().holder(t.holder).name,
+            t.error == EBADMSG ? "wrong checksum" : std::strerror(t.error));
     }
     if (t.error == 0) {
         publish(i, pass);
         return;
     }
-    if (t.cls == Class::exact && t.waiters > 0 && ++t.attempts < options_.attempts) {
-        ++counters_.retries;
-        dequeue(i);
-        t.error = 0;
-        t.asked = t.arrived = 0;
-        enqueue(i, true);
-        return;
-    }
+    if (is_exact(t.cls) && t.waiters > 0 && try_again(i)) return;
     // The component stays unready; others of the record, which may be in use, are none the worse for it.
     ++counters_.failures;
     finish(i, TicketState::failed, failure(t));
+}
+
+// Once more from the device, which may only have stumbled, then from each other holder. False when all have had their
+// attempts.
+bool Scheduler::try_again(Index i) {
+    Ticket& t = tickets_[i];
+    if (t.first_error == 0) {
+        t.first_error = t.error;
+        t.first_holder = t.holder;
+    }
+    if (++t.attempts >= options_.attempts || drives_.retired(t.holder)) {
+        t.exhausted = static_cast<uint8_t>(t.exhausted | (1U << t.holder));
+        const HolderId next = drives_.choose(t.record, t.component, t.bytes, t.exhausted);
+        if (next == Drives::kNoHolder) return false;
+        t.holder = next;
+        t.physical = store::RecordStore::aligned(slots_.store().extent(t.record, t.component, next)).length;
+        t.attempts = 0;
+    }
+    ++counters_.retries;
+    dequeue(i);
+    t.error = 0;
+    t.asked = t.arrived = 0;
+    enqueue(i, true);
+    return true;
+}
+
+// Said a few times only: a bad drive has much to tell.
+void Scheduler::note_rescue(const Ticket& t) {
+    constexpr uint32_t kMostTold = 8;
+    ++counters_.rescued;
+    if (told_ >= kMostTold) return;
+    ++told_;
+    Ticket first = t;
+    first.holder = t.first_holder;
+    first.error = t.first_error;
+    log(LogLevel::warn, "{}; it came from {} instead{}", failure(first).message(), slots_.store().holder(t.holder).name,
+        told_ == kMostTold ? "; further ones are not reported" : "");
 }
 
 void Scheduler::piece_done(const io::Completion& done, Nanos now, trace::Pass* pass) {
@@ -537,6 +644,7 @@ void Scheduler::piece_done(const io::Completion& done, Nanos now, trace::Pass* p
     pieces_[done.tag].ticket = kNone;
     free_pieces_.push_back(static_cast<uint32_t>(done.tag));
     if (piece.speculative) admission_.completed(piece.length);
+    drives_.completed(piece.holder, piece.length, now);
     Ticket& t = tickets_[piece.ticket];
     if (pass != nullptr && pass->wants.rows) note_read(t, piece, done, now, *pass);
     t.arrived += piece.length;
@@ -574,7 +682,7 @@ Status Scheduler::wait(Batch& batch, trace::Pass* pass) {
             continue;
         }
         prepare_exact();
-        if (queues_[0].head == kNone) prepare_speculative();
+        if (!exact_queued()) prepare_speculative();
         submit();
         if (pass != nullptr) pass->queue_depth_max = std::max(pass->queue_depth_max, static_cast<int64_t>(at_device_));
         if (at_device_ == 0) return error(Code::internal, "a read is wanted, but none can be given to the device");

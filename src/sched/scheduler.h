@@ -1,8 +1,8 @@
 // Owns: every read of an expert: which goes to the device when, and what becomes of it.
-// Keeps: exact reads go before all others, and speculation at the device is bounded, so that no exact read is delayed
-// beyond DeviceModel::worst_delay(); a component is wanted at most once at a time, later wishes join; a ticket ends
-// exactly once; bytes are published only whole, without error, verified, and into the slot that they were read for;
-// while a read is at the device, its slot has a lease.
+// Keeps: exact reads go before all others, small ones of them first, and speculation at the device is bounded, so that
+// no exact read is delayed beyond DeviceModel::worst_delay(); a component is wanted at most once at a time, later
+// wishes join; a ticket ends exactly once; bytes are published only whole, without error, verified, and into the slot
+// that they were read for; while a read is at the device, its slot has a lease.
 //
 // There is no thread in here and no lock: whoever asks or waits drives it. Nobody can wait for everything, only for a
 // batch of his own.
@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "io/engine.h"
 #include "sched/admission.h"
+#include "sched/drives.h"
 #include "sched/layer_clock.h"
 #include "sched/slots.h"
 #include "sched/ticket.h"
@@ -39,10 +40,24 @@ struct SchedCounters {
     uint64_t dropped_deadline = 0;  // predictions whose deadline could not be met any more
     uint64_t dropped_no_slot = 0;   // predictions that found every slot leased
     uint64_t cancelled = 0;
-    uint64_t orphans = 0;  // of those, at the device
-    uint64_t retries = 0;  // reads tried again after an error or a wrong checksum
+    uint64_t orphans = 0;     // of those, at the device
+    uint64_t retries = 0;     // reads tried again after an error or a wrong checksum
+    uint64_t mismatches = 0;  // of those, and of failures: the checksum was wrong
+    uint64_t rescued = 0;     // components that came from another holder than the first one asked
     uint64_t failures = 0;
+    uint64_t verified_bytes = 0;
+    Nanos verify = 0;
+    uint64_t late = 0;                  // predictions that became exact and came after their deadline
+    uint64_t rejected_bytes = 0;        // predicted bytes that went unused
     std::array<uint64_t, 8> refused{};  // pieces of speculation held back, by Refusal
+};
+
+// Which reads are compared with the store's checksums, where it has any, before their bytes are published. What was
+// retried always is.
+enum class Verify : uint8_t {
+    always,
+    once,  // until a component came well from its first holder once
+    never,
 };
 
 // What somebody waits for. Stays where it is while it waits.
@@ -70,9 +85,8 @@ class Scheduler {
         DeviceModel device;
         uint32_t max_tickets = 4096;
         uint32_t max_hints = 1024;  // queued predictions, in tickets
-        uint8_t attempts = 2;       // of an exact read
-        // Whether the bytes of a component are those of the model. Empty: nobody knows.
-        std::function<bool(RecordId record, uint32_t component, std::span<const std::byte> bytes)> verify;
+        uint8_t attempts = 2;       // of an exact read at each holder
+        Verify verify = Verify::always;
     };
 
     // All three outlive the scheduler.
@@ -87,6 +101,7 @@ class Scheduler {
         int32_t layer = 0;
         uint64_t tokens = 1;
         Nanos deadline = kNoDeadline;
+        Class cls = Class::exact;  // or page
     };
     // Wants components of `records`, each of which the caller has leased, for `batch`; what is ready already adds
     // nothing to it. They are given to the device together, in this order.
@@ -116,6 +131,7 @@ class Scheduler {
 
     [[nodiscard]] LayerClock& layers() { return layers_; }
     [[nodiscard]] Admission& admission() { return admission_; }
+    [[nodiscard]] const Drives& drives() const { return drives_; }
     [[nodiscard]] const SchedCounters& counters() const { return counters_; }
     [[nodiscard]] size_t live() const { return live_; }
     [[nodiscard]] size_t queued(Class cls) const { return queues_[static_cast<size_t>(cls)].n; }
@@ -141,6 +157,7 @@ class Scheduler {
     };
     struct Piece {
         Index ticket = kNone;
+        HolderId holder = 0;
         uint32_t length = 0;
         bool speculative = false;
         Nanos issued = 0;
@@ -152,6 +169,9 @@ class Scheduler {
     Index make_ticket(RecordId record, uint32_t component, Nanos now);
     Index make_exact_ticket(RecordId record, uint32_t component, Nanos now);
     bool take_lease(Ticket& t);
+    [[nodiscard]] bool exact_queued() const { return queues_[0].head != kNone || queues_[1].head != kNone; }
+    [[nodiscard]] uint32_t hints() const { return queues_[2].n + queues_[3].n + queues_[4].n; }
+    void choose_holder(Ticket& t);
     void enqueue(Index t, bool front = false);
     void dequeue(Index t);
     void add_waiter(Index t, Batch& batch);
@@ -162,6 +182,11 @@ class Scheduler {
     void prepare_speculative();
     bool prepare_piece(Index t, uint32_t length, bool speculative, Nanos now);
     [[nodiscard]] bool needs_staging(const Ticket& t) const;
+    [[nodiscard]] bool may_have_lane(const Ticket& t) const;
+    [[nodiscard]] std::span<const std::byte> arrived_bytes(const Ticket& t) const;
+    bool matches(const Ticket& t, trace::Pass* pass);
+    bool try_again(Index t);
+    void note_rescue(const Ticket& t);
     void submit();
     void handle(std::span<const io::Completion> done, trace::Pass* pass);
     void piece_done(const io::Completion& done, Nanos now, trace::Pass* pass);
@@ -179,12 +204,16 @@ class Scheduler {
     Options options_;
     LayerClock layers_;
     Admission admission_;
+    Drives drives_;
+    bool pages_ = false;  // somebody has wanted one
+    uint32_t told_ = 0;   // rescues that the user was told of
     Nanos gap_end_ = Admission::kNoGap;
 
     std::vector<Ticket> tickets_;
     std::vector<Index> free_tickets_;
     std::vector<Index> by_key_;           // the live ticket of a component
     std::vector<bool> predicted_unused_;  // published for a prediction and not used since
+    std::vector<bool> verified_;          // came well from the first holder
     std::array<Queue, kClasses> queues_;
     std::vector<Waiter> waiters_;
     std::vector<Index> free_waiters_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 
 #include "base/bytes.h"
 
@@ -38,9 +39,12 @@ Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Op
     if (!arena.ok()) return arena.status();
 
     uint64_t staging_bytes = 0;
-    for (uint32_t s = 0; s < options.converted.size(); ++s) {
-        for (uint32_t c = 0; c < options.converted[s].size(); ++c) {
-            if (options.converted[s][c]) staging_bytes = std::max(staging_bytes, store.aligned_capacity(s, c));
+    for (uint32_t s = 0; s < set_shapes.size(); ++s) {
+        for (uint32_t c = 0; c < store.n_components(s); ++c) {
+            const bool converts = !options.converted.empty() && options.converted[s][c];
+            for (size_t h = converts ? 0 : 1; h < store.n_holders(); ++h) {
+                staging_bytes = std::max(staging_bytes, store.aligned_capacity(s, c, static_cast<store::HolderId>(h)));
+            }
         }
     }
     std::unique_ptr<Slots> made(
@@ -92,10 +96,22 @@ std::byte* Slots::take_staging() {
     return buffer;
 }
 
-void Slots::convert(RecordId record, uint32_t component, const std::byte* staging) {
-    const store::Extent e = store_.extent(record, component);
-    options_.convert(store_.set_of(record), component, staging + store::RecordStore::aligned(e).delta,
-                     place(record, component), e.bytes);
+bool Slots::staged(RecordId record, uint32_t component, store::HolderId holder) const {
+    if (converted(store_.set_of(record), component)) return true;
+    if (holder == 0) return false;
+    const auto own = store::RecordStore::aligned(store_.extent(record, component));
+    const auto other = store::RecordStore::aligned(store_.extent(record, component, holder));
+    return other.delta != own.delta || other.length > own.length;
+}
+
+void Slots::settle(RecordId record, uint32_t component, const std::byte* bytes) {
+    const uint32_t set = store_.set_of(record);
+    const uint64_t n = store_.extent(record, component).bytes;
+    if (converted(set, component)) {
+        options_.convert(set, component, bytes, place(record, component), n);
+    } else {
+        std::memcpy(data(record, component), bytes, n);
+    }
 }
 
 }  // namespace sluice::sched

@@ -61,12 +61,15 @@ class Slots {
     // The component's first byte in its slot. The record has a slot and the component is ready.
     [[nodiscard]] std::byte* data(RecordId record, uint32_t component) const;
 
-    // Buffers for components that are converted; nullptr when all are taken.
+    // Whether a read of the component from this holder goes through a buffer: it is converted, or would lie elsewhere
+    // in the slot than the first holder's.
+    [[nodiscard]] bool staged(RecordId record, uint32_t component, store::HolderId holder) const;
+    // Buffers for those; nullptr when all are taken.
     [[nodiscard]] std::byte* take_staging();
     void give_staging(std::byte* buffer) { free_staging_.push_back(buffer); }
     [[nodiscard]] size_t free_staging() const { return free_staging_.size(); }
-    // From a staging buffer into the slot.
-    void convert(RecordId record, uint32_t component, const std::byte* staging);
+    // The component's bytes, from a staging buffer into the slot in the form that slots have.
+    void settle(RecordId record, uint32_t component, const std::byte* bytes);
 
     static constexpr size_t kStagingBuffers = 8;
 

@@ -7,18 +7,23 @@
 #include "base/clock.h"
 #include "base/ids.h"
 #include "cache/slot_cache.h"
+#include "store/record_store.h"
 #include "trace/schema.h"
 
 namespace sluice::sched {
 
 // How urgent. Exact reads come first, whatever was asked for before.
 enum class Class : uint8_t {
+    page,         // P0: a small exact read that must not stand behind experts, such as a row of a per-layer table
     exact,        // P0: the router has chosen it, compute waits
     near,         // P1: predicted for a layer that comes soon
     speculative,  // P2: predicted for later layers or tokens
     warming,      // P3: nobody predicted it, it might be useful
 };
-inline constexpr size_t kClasses = 4;
+inline constexpr size_t kClasses = 5;
+inline constexpr bool is_exact(Class cls) {
+    return cls <= Class::exact;
+}
 
 enum class TicketState : uint8_t {
     free,
@@ -81,11 +86,15 @@ struct Ticket {
 
     // Machinery of the scheduler.
     uint32_t generation = 0;
-    uint32_t asked = 0;    // bytes of the aligned read given to the device so far
-    uint32_t arrived = 0;  // of those, back
-    uint32_t pieces = 0;   // at the device
-    uint8_t attempts = 0;
-    int32_t error = 0;  // of a piece of this attempt
+    uint32_t asked = 0;          // bytes of the aligned read given to the device so far
+    uint32_t arrived = 0;        // of those, back
+    uint32_t pieces = 0;         // at the device
+    store::HolderId holder = 0;  // that this attempt reads from
+    uint8_t exhausted = 0;       // bit h: holder h has had its attempts
+    uint8_t attempts = 0;        // at this holder
+    int32_t error = 0;           // of a piece of this attempt
+    int32_t first_error = 0;     // of the first attempt, and whose that was
+    store::HolderId first_holder = 0;
     std::byte* staging = nullptr;
     uint32_t first_waiter = UINT32_MAX;
     uint32_t next = UINT32_MAX, previous = UINT32_MAX;  // in its queue

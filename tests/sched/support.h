@@ -7,6 +7,7 @@
 #include <random>
 
 #include "base/bytes.h"
+#include "base/crc32c.h"
 #include "io/sim_engine.h"
 #include "sched/fetcher.h"
 
@@ -72,6 +73,18 @@ class SimulatedModel : public ::testing::Test {
                 ASSERT_EQ(got[i], want) << "record " << r << " component " << c << " byte " << i;
             }
         }
+    }
+
+    // One checksum per component of each record, as the store keeps them.
+    std::vector<uint32_t> right_sums() const {
+        std::vector<uint32_t> sums;
+        for (RecordId r = 0; r < store_->n_records(); ++r) {
+            for (uint32_t c = 0; c < store_->n_components(store_->set_of(r)); ++c) {
+                const store::Extent e = store_->extent(r, c);
+                sums.push_back(crc32c(std::span(contents_).subspan(e.offset, e.bytes)));
+            }
+        }
+        return sums;
     }
 
     static constexpr uint32_t kExperts = 6;
