@@ -27,6 +27,13 @@ enum class DenseWeights {
 
 enum class IoEngine { automatic, io_uring, pread, mmap };
 
+// Which reads of experts are compared with the model's checksums, if it has any (`sluice verify --write`).
+enum class VerifyReads {
+    always,
+    once,  // the first of each matrix, and what had to be read again after a failure
+    never,
+};
+
 enum class Verbosity { error, warn, info, debug };
 
 // Every field is also a command line flag and an environment variable; options.md lists all three.
@@ -36,6 +43,7 @@ struct Config {
     unsigned io_threads = 8;  // reads in flight, 1..64
     IoEngine io_engine = IoEngine::automatic;
     bool direct_io = true;
+    VerifyReads verify_reads = VerifyReads::always;  // loading fails if it is another, but the model has no checksums
     DenseWeights dense_weights = DenseWeights::anon;
     Verbosity verbosity = Verbosity::info;
 

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "cache/budget.h"
 #include "io/read_all.h"
+#include "machine/drive.h"
 
 namespace sluice::backend {
 namespace {
@@ -38,9 +39,23 @@ struct SampleNode {
     ggml_tensor* node = nullptr;
 };
 
-io::EngineOptions engine_options(const Config& config) {
+sched::Verify verify_policy(VerifyReads verify) {
+    switch (verify) {
+        case VerifyReads::always:
+            return sched::Verify::always;
+        case VerifyReads::once:
+            return sched::Verify::once;
+        case VerifyReads::never:
+            break;
+    }
+    return sched::Verify::never;
+}
+
+io::EngineOptions engine_options(const Config& config, const std::string& path) {
     io::EngineOptions options;
     options.lanes = config.io_threads;
+    const auto drive = machine::read_drive(path);
+    options.priorities = drive.ok() && drive->honours_priorities();
     switch (config.io_engine) {
         case IoEngine::automatic:
             options.kind = io::EngineKind::automatic;
@@ -105,8 +120,13 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     if (!store.ok()) return store.status();
     state->store_ = std::make_unique<store::RecordStore>(std::move(*store));
     if (!note.empty()) log(LogLevel::warn, "{}", note);
+    if (config.verify_reads != VerifyReads::always && !state->store_->has_checksums()) {
+        return error(Code::invalid_argument,
+                     "--verify-reads has no effect: {0} has no checksums (sluice verify --write {0} makes them)",
+                     state->index_.files()[0].path);
+    }
 
-    auto engine = io::make_engine(engine_options(config));
+    auto engine = io::make_engine(engine_options(config, state->index_.files()[0].path));
     if (!engine.ok()) return engine.status();
     state->engine_ = std::move(engine->engine);
     if (!engine->note.empty()) log(LogLevel::warn, "{}", engine->note);
@@ -226,6 +246,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     options.slots.convert = [this](uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot, uint64_t) {
         convert(set, component, raw, slot);
     };
+    options.reads.verify = verify_policy(config_.verify_reads);
     auto fetcher = sched::Fetcher::create(*store_, *engine_, SystemClock::instance(), std::move(options));
     if (!fetcher.ok()) return fetcher;
     const cache::Layout& layout = (*fetcher)->layout();

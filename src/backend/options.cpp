@@ -64,6 +64,8 @@ constexpr std::array<Word<IoEngine>, 4> kEngines{{{"auto", IoEngine::automatic},
                                                   {"mmap", IoEngine::mmap}}};
 constexpr std::array<Word<DenseWeights>, 3> kDense{
     {{"anon", DenseWeights::anon}, {"warm", DenseWeights::warm}, {"mmap", DenseWeights::mmap}}};
+constexpr std::array<Word<VerifyReads>, 3> kVerify{
+    {{"always", VerifyReads::always}, {"once", VerifyReads::once}, {"never", VerifyReads::never}}};
 constexpr std::array<Word<Verbosity>, 4> kVerbosities{
     {{"error", Verbosity::error}, {"warn", Verbosity::warn}, {"info", Verbosity::info}, {"debug", Verbosity::debug}}};
 // "1" and "0" first: they are what a switch shows.
@@ -121,6 +123,12 @@ constexpr Option kOptions[] = {
     {"--no-odirect", "SLUICE_NO_ODIRECT", nullptr, "off",
      "Read experts through the page cache instead of directly from the drive.", set_no_odirect,
      [](const Config& c) { return get_word(!c.direct_io, kSwitch); }},
+    {"--verify-reads", "SLUICE_VERIFY_READS", "always|once|never", "always",
+     "Compare what is read with the model's checksums, if it has any (sluice verify --write makes them), before it is "
+     "computed with. once: only the first read of each matrix, and what had to be read again. Wrong bytes are read "
+     "again, then taken from another copy if there is one.",
+     [](Config& c, std::string_view t) { return set_word(c.verify_reads, t, kVerify); },
+     [](const Config& c) { return get_word(c.verify_reads, kVerify); }},
     {"--dense-weights", "SLUICE_DENSE_WEIGHTS", "anon|warm|mmap", "anon",
      "Where the always-needed weights live. anon: read once into memory of our own, which memory pressure cannot drop. "
      "warm: page cache, read ahead at load. mmap: page cache, read when touched.",

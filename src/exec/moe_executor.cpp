@@ -328,7 +328,12 @@ Status MoeExecutor::load(ModelRuntime& runtime, uint32_t set, std::span<const Re
     pass_->joins += static_cast<int64_t>(now.joins - before.joins);
     pass_->read_busy += now.busy - before.busy;
     pass_->engine_bytes += static_cast<int64_t>(engine.bytes - engine_before.bytes);
-    pass_->retries += static_cast<int64_t>(engine.retries - engine_before.retries);
+    pass_->retries += static_cast<int64_t>(engine.retries - engine_before.retries + now.retries - before.retries);
+    pass_->predicts = now.hints > 0;
+    pass_->predicted_bytes += static_cast<int64_t>(now.predicted_bytes - before.predicted_bytes);
+    pass_->predicted_physical += static_cast<int64_t>(now.predicted_physical - before.predicted_physical);
+    pass_->rejected_bytes += static_cast<int64_t>(now.rejected_bytes - before.rejected_bytes);
+    pass_->late += static_cast<int64_t>(now.late - before.late);
     if (set < pass_->layers.size()) {
         pass_->layers[set].wait += waited() - waited_before;
         pass_->layers[set].physical += physical;
@@ -379,6 +384,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_tensor* node, const WeightRef& weight) 
     count_lookups(weight, ids);
 
     sched::Fetcher& fetcher = *runtime.fetcher;
+    fetcher.enter(weight.set, decoding_ ? trace::Phase::decode : trace::Phase::prefill);
     const cache::CacheCounters evicted_before = fetcher.cache().counters();
     const size_t leased = fetcher.lease(records_);
     count_evictions(runtime, evicted_before);

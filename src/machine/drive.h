@@ -35,6 +35,9 @@ struct DriveFacts {
     std::optional<uint64_t> read_ahead_kb;  // of the volume
     std::optional<uint64_t> free_bytes;     // on the file system, for users
     std::optional<DirectIo> direct;         // absent for an empty file, on which nothing can be tried
+
+    // Whether the kernel's scheduler of the drive tells reads apart by their priority. False where nobody knows it.
+    [[nodiscard]] bool honours_priorities() const { return scheduler == "mq-deadline" || scheduler == "bfq"; }
 };
 
 // Reads the file's /proc and /sys below `root` ("" for the real ones; tests give a folder); the file itself, its size

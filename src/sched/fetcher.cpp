@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cassert>
 
+#include "base/log.h"
+
 namespace sluice::sched {
 
 Result<std::unique_ptr<Fetcher>> Fetcher::create(const store::RecordStore& store, io::Engine& engine,
@@ -10,6 +12,36 @@ Result<std::unique_ptr<Fetcher>> Fetcher::create(const store::RecordStore& store
     auto slots = Slots::create(store, std::move(options.slots));
     if (!slots.ok()) return slots.status();
     return std::unique_ptr<Fetcher>(new Fetcher(std::move(*slots), engine, clock, std::move(options.reads)));
+}
+
+void Fetcher::enter(uint32_t set, trace::Phase phase) {
+    if (!registered_ && slots_->cache().n_resident() == slots_->cache().n_slots()) register_arena();
+    scheduler_->admission().layer();
+    if (phase != trace::Phase::decode) {
+        set_ = kNoSet;
+        scheduler_->expect_exact(Admission::kNoGap);
+        return;
+    }
+    LayerClock& layers = scheduler_->layers();
+    const uint32_t n_sets = layers.n_sets();
+    const Nanos now = clock_.now();
+    const Nanos waited = scheduler_->counters().wait;
+    const auto next = [&](uint32_t s) { return s + 1 == n_sets ? 0 : s + 1; };
+    // A set out of order is of another run, or of a graph that was given up: between the two lies no layer's time.
+    if (set_ != kNoSet && next(set_) == set) layers.note(set_, now - entered_ - (waited - waited_));
+    set_ = set;
+    entered_ = now;
+    waited_ = waited;
+    scheduler_->expect_exact(layers.expected(set, next(set), now).value_or(Admission::kNoGap));
+}
+
+// Registering pins every page, so it waits until all of them are in use. A refusal is not worth a warning: reads work
+// the same, a little dearer, and most users may not pin so much.
+void Fetcher::register_arena() {
+    registered_ = true;
+    if (Status s = engine_.register_memory(slots_->arena()); !s.ok()) {
+        log(LogLevel::debug, "reads go without registered memory: {}", s.message());
+    }
 }
 
 size_t Fetcher::lease(std::span<RecordId> records) {

@@ -31,6 +31,11 @@ class Fetcher {
     static Result<std::unique_ptr<Fetcher>> create(const store::RecordStore& store, io::Engine& engine,
                                                    const Clock& clock, Options options);
 
+    // The model computes this set's block now. In decode it says when the next exact reads are to be expected, from how
+    // long the blocks took before; a prompt has no pace of its own. Called once per block, before its experts are
+    // leased.
+    void enter(uint32_t set, trace::Phase phase);
+
     // Leases as many of `records` as there is room for, residents first so that they are not evicted for the others;
     // reorders `records` so that the leased ones come first. Returns how many; at least one if nothing else is leased.
     // Each leased record is released once. `records` are of one set and distinct.
@@ -58,11 +63,19 @@ class Fetcher {
     Fetcher(std::unique_ptr<Slots> slots, io::Engine& engine, const Clock& clock, Scheduler::Options reads)
         : slots_(std::move(slots)),
           engine_(engine),
+          clock_(clock),
           scheduler_(std::make_unique<Scheduler>(*slots_, engine, clock, std::move(reads))) {}
 
     std::unique_ptr<Slots> slots_;  // outlives the scheduler
+    void register_arena();
+
+    static constexpr uint32_t kNoSet = UINT32_MAX;
     io::Engine& engine_;
+    const Clock& clock_;
     std::unique_ptr<Scheduler> scheduler_;
+    bool registered_ = false;
+    uint32_t set_ = kNoSet;  // entered last, when, and the waits until then
+    Nanos entered_ = 0, waited_ = 0;
 };
 
 }  // namespace sluice::sched

@@ -24,6 +24,7 @@ class LayerClock {
         l.recent[l.n++ % kRecent] = compute;
     }
 
+    [[nodiscard]] uint32_t n_sets() const { return static_cast<uint32_t>(layers_.size()); }
     [[nodiscard]] std::optional<Nanos> typical(uint32_t set) const {
         const Layer& l = layers_[set];
         return l.n == 0 ? std::nullopt : std::optional<Nanos>(static_cast<Nanos>(l.ewma));

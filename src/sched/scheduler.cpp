@@ -299,6 +299,7 @@ void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentM
 
 bool Scheduler::hint(RecordId record, const Hint& hint) {
     assert(!is_exact(hint.cls));
+    ++counters_.hints;
     const Nanos now = clock_.now();
     bool all = true;
     for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(record)); ++c) {

@@ -33,6 +33,7 @@ struct SchedCounters {
     Nanos busy = 0;  // time with at least one read on its way
     Nanos wait = 0;  // time spent with nothing to do but wait for a read
     Nanos convert = 0;
+    uint64_t hints = 0;
     uint64_t joins = 0;             // wishes that found their component on its way
     uint64_t promotions = 0;        // predictions that became exact before they ended
     uint64_t late_promotions = 0;   // of those, wholly at the device already

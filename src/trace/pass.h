@@ -44,6 +44,8 @@ struct Pass {
     int64_t lookups = 0, hits = 0, joins = 0;
     int64_t reads = 0, retries = 0;
     int64_t exact_bytes = 0, exact_physical = 0, engine_bytes = 0;
+    bool predicts = false;  // somebody has predicted something
+    int64_t predicted_bytes = 0, predicted_physical = 0, rejected_bytes = 0, late = 0;
     int64_t evictions = 0, rereads = 0, waves = 0;
     Nanos read_busy = 0;
     int64_t queue_depth_max = 0;
@@ -69,6 +71,8 @@ struct Pass {
         warmup = false;
         tokens = lookups = hits = joins = reads = retries = 0;
         exact_bytes = exact_physical = engine_bytes = 0;
+        predicts = false;
+        predicted_bytes = predicted_physical = rejected_bytes = late = 0;
         evictions = rereads = waves = 0;
         read_busy = 0;
         queue_depth_max = cache_resident = 0;

@@ -111,6 +111,12 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
         row.exact_bytes = pass.exact_bytes;
         row.exact_physical = pass.exact_physical;
         row.engine_bytes = pass.engine_bytes;
+        if (pass.predicts) {
+            row.predicted_bytes = pass.predicted_bytes;
+            row.predicted_physical = pass.predicted_physical;
+            row.rejected_bytes = pass.rejected_bytes;
+            row.late = pass.late;
+        }
         row.lookups = pass.lookups;
         row.hits = pass.hits;
         row.misses = pass.lookups - pass.hits;

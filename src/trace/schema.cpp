@@ -49,7 +49,7 @@ constexpr Column kColumns[] = {
      SLUICE_PART(wait_join)},
     {"wait_late_ns", nanos, kSum, kTime, "exposed wait for reads past their deadline", SLUICE_PART(wait_late)},
     {"wait_lock_ns", nanos, kSum, kTime, "wait for another context of the same model", SLUICE_PART(wait_lock)},
-    {"convert_ns", nanos, kSum, kTime, "repacking what was read", SLUICE_PART(convert)},
+    {"convert_ns", nanos, kSum, kTime, "checking and repacking what was read", SLUICE_PART(convert)},
     {"manage_ns", nanos, kSum, kTime, "planning, leases, eviction, submitting reads", SLUICE_PART(manage)},
     {"sample_ns", nanos, kSum, kTime, "choosing the next token", SLUICE_PART(sample)},
     {"detokenise_ns", nanos, kSum, kTime, "token to text", SLUICE_PART(detokenise)},
@@ -89,7 +89,7 @@ constexpr Column kColumns[] = {
     {"cache_resident", count, kLast, kCache, "records in the slots", SLUICE_FIELD(cache_resident)},
 
     {"reads", count, kSum, kReads, "reads of expert components", SLUICE_FIELD(reads)},
-    {"retries", count, kSum, kReads, "attempts at the drive beyond one per read", SLUICE_FIELD(retries)},
+    {"retries", count, kSum, kReads, "reads, and attempts at them, that had to be repeated", SLUICE_FIELD(retries)},
     {"read_p50_ns", nanos, kNone, kReads, "issue to ready, median", SLUICE_FIELD(read_p50)},
     {"read_p95_ns", nanos, kNone, kReads, "issue to ready, 95th percentile", SLUICE_FIELD(read_p95)},
     {"read_p99_ns", nanos, kNone, kReads, "issue to ready, 99th percentile", SLUICE_FIELD(read_p99)},

@@ -50,6 +50,7 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--io-threads", {"1", "64"}},
         {"--io-engine", {"auto", "io_uring", "pread", "mmap"}},
         {"--no-odirect", {"1", "0"}},
+        {"--verify-reads", {"always", "once", "never"}},
         {"--dense-weights", {"anon", "warm", "mmap"}},
         {"--record", {"a file.jsonl"}},
         {"--csv", {"-x.csv"}},

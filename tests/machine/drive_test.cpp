@@ -37,6 +37,19 @@ TEST_F(DriveTest, SeesThroughAPartition) {
     EXPECT_TRUE(d.direct->works ? is_power_of_two(d.direct->offset_align) : !d.direct->refusal.empty());
 }
 
+TEST(DriveFacts, OnlySomeSchedulersHonourPriorities) {
+    DriveFacts d;
+    EXPECT_FALSE(d.honours_priorities());
+    for (const char* scheduler : {"mq-deadline", "bfq"}) {
+        d.scheduler = scheduler;
+        EXPECT_TRUE(d.honours_priorities()) << scheduler;
+    }
+    for (const char* scheduler : {"none", "kyber"}) {
+        d.scheduler = scheduler;
+        EXPECT_FALSE(d.honours_priorities()) << scheduler;
+    }
+}
+
 TEST_F(DriveTest, SeesThroughMappings) {
     tree_.write("sys/devices/virtual/block/dm-1/queue/read_ahead_kb", "256\n");
     tree_.link("sys/devices/virtual/block/dm-1/slaves/dm-0", "../../dm-0");
