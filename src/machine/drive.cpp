@@ -5,6 +5,8 @@
 #include <sys/sysmacros.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <initializer_list>
 #include <sstream>
@@ -121,6 +123,17 @@ void describe_drives(DriveFacts& d, const fs::path& device) {
             for (const char* word : {"QEMU", "VMware", "Virtual", "VBOX", "PersistentDisk", "Elastic Block Store"})
                 d.virtual_drive = d.virtual_drive || model->find(word) != std::string::npos;
         }
+        // NVMe, SCSI and virtio each keep it somewhere else.
+        for (const char* place : {"device/serial", "serial", "wwid", "device/wwid"}) {
+            const auto serial = read_line(drive / place);
+            if (!serial) continue;
+            d.serial = d.serial ? *d.serial + ", " + *serial : *serial;
+            break;
+        }
+        // In units of 512 bytes, whatever the drive's own are.
+        if (const auto n = read_number(drive / "size")) {
+            if (const auto bytes = checked_mul(*n, 512)) d.drive_bytes = checked_add(d.drive_bytes.value_or(0), *bytes);
+        }
         if (const auto n = read_number(drive / "queue/rotational"); n && *n <= 1) {
             d.rotational = d.rotational.value_or(false) || *n == 1;
         }
@@ -139,6 +152,29 @@ std::optional<fs::path> find_device(const std::string& root, const std::string& 
     if (!m || !m->source.starts_with("/dev/")) return std::nullopt;
     const fs::path node = resolved(root + m->source).value_or(m->source);
     return resolved(root + "/sys/class/block/" + node.filename().string());
+}
+
+DriveFacts describe(const std::string& path, dev_t device, const std::string& root) {
+    DriveFacts d;
+    d.path = path;
+    struct statvfs space = {};
+    if (statvfs(path.c_str(), &space) == 0 && space.f_frsize > 0)
+        d.free_bytes = checked_mul(space.f_bavail, space.f_frsize);
+
+    const std::string number = fmt::format("{}:{}", major(device), minor(device));
+    const auto real_path = resolved(path);
+    const auto mount = find_mount(root, real_path ? real_path->string() : path, number);
+    if (mount) {
+        d.file_system = mount->file_system;
+        d.reach = reach_of(mount->file_system);
+        if (is_name(mount->point)) d.mount_point = mount->point;
+        if (is_name(mount->source)) d.mount_source = mount->source;
+    }
+    // What an overlay, a network or a process hides cannot be seen from here.
+    if (!d.reach || *d.reach == Reach::drive) {
+        if (const auto block = find_device(root, number, mount)) describe_drives(d, *block);
+    }
+    return d;
 }
 
 }  // namespace
@@ -161,8 +197,7 @@ Reach reach_of(const std::string& file_system) {
 Result<DriveFacts> read_drive(const std::string& path, const std::string& root) {
     const auto file = io::File::open(path, io::Access::direct);
     if (!file.ok()) return file.status();
-    DriveFacts d;
-    d.path = path;
+    DriveFacts d = describe(path, static_cast<dev_t>(file->device()), root);
     d.file_bytes = file->size_at_open();
     if (d.file_bytes > 0) {
         d.direct = DirectIo{.works = file->direct(),
@@ -170,23 +205,17 @@ Result<DriveFacts> read_drive(const std::string& path, const std::string& root) 
                             .offset_align = file->direct() ? file->offset_align() : 0,
                             .mem_align = file->direct() ? file->mem_align() : 0};
     }
-    struct statvfs space = {};
-    if (statvfs(path.c_str(), &space) == 0 && space.f_frsize > 0)
-        d.free_bytes = checked_mul(space.f_bavail, space.f_frsize);
-
-    const std::string number =
-        fmt::format("{}:{}", major(static_cast<dev_t>(file->device())), minor(static_cast<dev_t>(file->device())));
-    const auto real_path = resolved(path);
-    const auto mount = find_mount(root, real_path ? real_path->string() : path, number);
-    if (mount) {
-        d.file_system = mount->file_system;
-        d.reach = reach_of(mount->file_system);
-    }
-    // What an overlay, a network or a process hides cannot be seen from here.
-    if (!d.reach || *d.reach == Reach::drive) {
-        if (const auto device = find_device(root, number, mount)) describe_drives(d, *device);
-    }
     return d;
+}
+
+Result<DriveFacts> read_drive_of_directory(const std::string& path, const std::string& root) {
+    struct stat st = {};
+    const int e = stat(path.c_str(), &st) != 0 ? errno : S_ISDIR(st.st_mode) ? 0 : ENOTDIR;
+    if (e != 0) {
+        return error(e == ENOENT ? Code::not_found : Code::invalid_argument, "cannot open {}: {}", path,
+                     std::strerror(e));
+    }
+    return describe(path, st.st_dev, root);
 }
 
 }  // namespace sluice::machine

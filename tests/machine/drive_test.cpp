@@ -27,6 +27,10 @@ TEST_F(DriveTest, SeesThroughAPartition) {
     EXPECT_EQ(d.volume, "sda");
     EXPECT_EQ(d.drive, "sda");
     EXPECT_EQ(d.model, "Some SSD 980");
+    EXPECT_EQ(d.serial, "S5GX 1");
+    EXPECT_EQ(d.drive_bytes, 1000 * 512U);
+    EXPECT_EQ(d.mount_point, "/");
+    EXPECT_EQ(d.mount_source, "/dev/sda2");
     EXPECT_FALSE(d.virtual_drive);
     EXPECT_EQ(d.rotational, false);
     EXPECT_EQ(d.scheduler, "none");
@@ -56,11 +60,15 @@ TEST_F(DriveTest, SeesThroughMappings) {
     tree_.link("sys/devices/virtual/block/dm-0/slaves/sda2", "../../../../pci/block/sda/sda2");
     tree_.link("sys/devices/virtual/block/dm-0/slaves/vdb", "../../../../pci/block/vdb");
     tree_.write("sys/devices/pci/block/vdb/queue/rotational", "1\n");
+    tree_.write("sys/devices/pci/block/vdb/size", "2000\n");
+    tree_.write("sys/devices/pci/block/vdb/serial", "second\n");
     tree_.link("sys/dev/block/" + model_.device(), "../../devices/virtual/block/dm-1");
     const DriveFacts d = read();
     EXPECT_EQ(d.volume, "dm-1");
     EXPECT_EQ(d.drive, "sda, vdb");
     EXPECT_EQ(d.rotational, true);
+    EXPECT_EQ(d.serial, "S5GX 1, second");
+    EXPECT_EQ(d.drive_bytes, 3000 * 512U);
     EXPECT_TRUE(d.virtual_drive);
     EXPECT_EQ(d.read_ahead_kb, 256U);
     EXPECT_EQ(d.scheduler, "none");
@@ -113,13 +121,15 @@ TEST_F(DriveTest, GarbageIsNoFact) {
     const std::string disk = "sys/devices/pci/block/sda/";
     for (const std::string& text : {std::string(), std::string("\n"), std::string(100, '\0'), std::string("-1 x ] ["),
                                     std::string(3 * MiB, '-'), std::string(3 * MiB, '7')}) {
-        for (const char* f : {"queue/rotational", "queue/scheduler", "queue/read_ahead_kb", "device/model"})
+        for (const char* f : {"queue/rotational", "queue/scheduler", "queue/read_ahead_kb", "device/model",
+                              "device/serial", "serial", "wwid", "device/wwid", "size"})
             tree_.write(disk + f, text);
         tree_.write("proc/self/mountinfo", text);
         const DriveFacts d = read();
         EXPECT_FALSE(d.file_system.has_value());
         EXPECT_FALSE(d.rotational.has_value());
         EXPECT_FALSE(d.read_ahead_kb.has_value());
+        EXPECT_FALSE(d.drive_bytes.has_value());
         EXPECT_EQ(d.drive, "sda");
     }
     for (const char* f : {"queue/rotational", "queue/scheduler", "queue/read_ahead_kb", "device/model"}) {
@@ -128,6 +138,10 @@ TEST_F(DriveTest, GarbageIsNoFact) {
     tree_.folder("proc/self/mountinfo");
     EXPECT_FALSE(read().scheduler.has_value());
     EXPECT_FALSE(read().model.has_value());
+    tree_.remove(disk + "device/serial");
+    tree_.write(disk + "serial", "\x01");
+    tree_.write(disk + "wwid", "naa.5\n");
+    EXPECT_EQ(read().serial, "naa.5") << "what is no name is passed over";
     tree_.remove("sys");
     EXPECT_FALSE(read().drive.has_value());
 }
@@ -136,6 +150,18 @@ TEST(Drive, FilesThatCannotBeReadAreErrors) {
     EXPECT_EQ(read_drive("/no/such/file").status().code(), Code::not_found);
     EXPECT_FALSE(read_drive("/").ok());
     EXPECT_FALSE(read_drive("/dev/zero").ok());
+}
+
+TEST_F(DriveTest, ADirectoryLiesOnADriveToo) {
+    const std::string folder = std::filesystem::path(model_.path()).parent_path().string();
+    const auto d = read_drive_of_directory(folder, tree_.root());
+    ASSERT_TRUE(d.ok()) << d.status().message();
+    EXPECT_EQ(d->drive, "sda");
+    EXPECT_EQ(d->file_system, "ext4");
+    EXPECT_TRUE(d->free_bytes.has_value());
+    EXPECT_FALSE(d->direct.has_value());
+    EXPECT_EQ(read_drive_of_directory("/no/such").status().code(), Code::not_found);
+    EXPECT_FALSE(read_drive_of_directory(model_.path(), tree_.root()).ok()) << "a file is none";
 }
 
 TEST(Drive, AnEmptyFileProvesNothing) {

@@ -108,6 +108,8 @@ inline void plant_healthy(const Tree& tree, const Model& model) {
     tree.write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
     tree.write("sys/devices/pci/block/sda/sda2/partition", "2\n");
     tree.write("sys/devices/pci/block/sda/device/model", "Some SSD 980   \n");
+    tree.write("sys/devices/pci/block/sda/device/serial", "S5GX 1\n");
+    tree.write("sys/devices/pci/block/sda/size", "1000\n");
     tree.write("sys/devices/pci/block/sda/queue/rotational", "0\n");
     tree.write("sys/devices/pci/block/sda/queue/scheduler", "[none] mq-deadline bfq\n");
     tree.write("sys/devices/pci/block/sda/queue/read_ahead_kb", "128\n");
