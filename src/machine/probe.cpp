@@ -6,10 +6,8 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <random>
 
-#include "base/memory.h"
 #include "io/file.h"
 #include "machine/usage.h"
 
@@ -34,17 +32,18 @@ Aligned aligned(const io::File& file, const Target& t) {
     return {begin, static_cast<uint32_t>(end - begin), static_cast<uint32_t>(t.offset + bytes - begin)};
 }
 
-Nanos percentile(const std::vector<Nanos>& sorted, double part) {
-    return sorted[static_cast<size_t>(std::lround(part * static_cast<double>(sorted.size() - 1)))];
-}
-
 // The kernel keeps a file in folios of up to this size, and drops only whole ones.
 constexpr uint64_t kFolio = 2 * MiB;
 
-void drop_from_page_cache(const io::File& file, const Target& t) {
-    const uint64_t begin = align_down(t.offset, kFolio);
-    const uint64_t end = align_up(t.offset + std::min(t.bytes, kMostProbeRead), kFolio);
-    (void)posix_fadvise(file.fd(), static_cast<off_t>(begin), static_cast<off_t>(end - begin), POSIX_FADV_DONTNEED);
+// A read of `bytes` takes this much room: it begins and ends anywhere.
+uint64_t room_for(uint64_t bytes) {
+    return align_up(std::min(bytes, kMostProbeRead) + kMostAlign - 1, kMostAlign);
+}
+
+uint64_t longest(std::span<const Target> targets) {
+    uint64_t most = 0;
+    for (const Target& t : targets) most = std::max(most, std::min(t.bytes, kMostProbeRead));
+    return most;
 }
 
 struct Files {
@@ -93,75 +92,161 @@ const ProbeRun* Probe::find(bool direct, unsigned lanes) const {
     return it == runs.end() ? nullptr : &*it;
 }
 
-Result<ProbeRun> run_reads(io::Engine& engine, const Clock& clock, const RunPlan& plan,
-                           const std::function<void(const ProbeRun&, double)>& progress) {
-    ProbeRun run;
-    run.lanes = plan.lanes;
-    uint64_t longest = 0;
-    for (const Target& t : plan.targets) longest = std::max<uint64_t>(longest, aligned(*plan.files[t.file], t).length);
-    if (longest == 0) return error(Code::invalid_argument, "there is nothing to read");
-    const uint64_t room = align_up(longest, kMostAlign);
-    auto memory = Region::allocate(plan.lanes * room + kMostAlign, true);
-    if (!memory.ok()) return memory.status();
-    // Touched before the clock runs: first touch can cost more than the reads.
-    std::memset(memory->data(), 0, memory->size());
-    const auto address = reinterpret_cast<uintptr_t>(memory->data());
-    std::byte* const base = memory->data() + (align_up(address, kMostAlign) - address);
+Nanos percentile(std::span<const Nanos> sorted, double part) {
+    return sorted[static_cast<size_t>(std::lround(part * static_cast<double>(sorted.size() - 1)))];
+}
 
-    std::vector<Nanos> began(plan.lanes);
-    std::vector<uint64_t> wanted(plan.lanes);
-    std::vector<Nanos> took;
-    std::vector<io::Completion> done(plan.lanes);
-    uint64_t asked = 0;
-    size_t next = 0;
-    const Nanos start = clock.now();
-    const Nanos deadline = start + plan.time;
-    const auto submit = [&](uint64_t lane) {
-        if (asked >= plan.bytes || !run.error.empty() || next >= plan.targets.size()) return;
-        const Nanos now = clock.now();
-        if (now >= deadline) {
-            run.out_of_time = true;
-            return;
+void drop_from_page_cache(const io::File& file, const Target& target) {
+    const uint64_t begin = align_down(target.offset, kFolio);
+    const uint64_t end = align_up(target.offset + std::min(target.bytes, kMostProbeRead), kFolio);
+    (void)posix_fadvise(file.fd(), static_cast<off_t>(begin), static_cast<off_t>(end - begin), POSIX_FADV_DONTNEED);
+}
+
+uint64_t ReadRoom::cost(unsigned reads, uint64_t bytes) {
+    return reads * room_for(bytes) + kMostAlign;
+}
+
+Result<ReadRoom> ReadRoom::allocate(unsigned reads, uint64_t bytes) {
+    auto memory = Region::allocate(cost(reads, bytes), true);
+    if (!memory.ok()) return memory.status();
+    std::memset(memory->data(), 0, memory->size());
+    ReadRoom room;
+    room.memory_ = std::move(*memory);
+    return room;
+}
+
+bool ReadRoom::holds(unsigned reads, uint64_t bytes) const {
+    return cost(reads, bytes) <= memory_.size();
+}
+
+std::byte* ReadRoom::place(unsigned read, uint64_t each) const {
+    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
+    return memory_.data() + (align_up(address, kMostAlign) - address) + read * room_for(each);
+}
+
+namespace {
+
+// What a run knows while it goes on. Lanes from plan.lanes on are those of the stream beside it.
+class Run {
+  public:
+    Run(io::Engine& engine, const Clock& clock, const RunPlan& plan, const ReadRoom& room, uint64_t each)
+        : engine_(engine),
+          clock_(clock),
+          plan_(plan),
+          room_(room),
+          each_(each),
+          lanes_(plan.lanes + plan.beside.reads),
+          done_(lanes_.size()) {
+        run_.lanes = plan.lanes;
+    }
+
+    ProbeRun go(const std::function<void(const ProbeRun&, double)>& progress) {
+        start_ = clock_.now();
+        // First those beside: what the run is to meet is under way then.
+        for (unsigned i = 0; i < lanes_.size(); ++i) submit((plan_.lanes + i) % static_cast<unsigned>(lanes_.size()));
+        while (engine_.outstanding() > 0) {
+            const size_t n = engine_.wait(done_);
+            const Nanos now = clock_.now();
+            for (size_t i = 0; i < n; ++i) note(done_[i], now);
+            for (size_t i = 0; i < n; ++i) submit(static_cast<unsigned>(done_[i].tag));
+            if (progress) {
+                progress(run_, static_cast<double>(run_.bytes) / static_cast<double>(std::max(kOne, plan_.bytes)));
+            }
         }
-        const Target& t = plan.targets[(plan.first + next++) % plan.targets.size()];
-        const io::File* file = plan.files[t.file];
+        if (!took_.empty()) {
+            if (plan_.took != nullptr) plan_.took->insert(plan_.took->end(), took_.begin(), took_.end());
+            std::sort(took_.begin(), took_.end());
+            run_.p50 = percentile(took_, 0.50);
+            run_.p95 = percentile(took_, 0.95);
+        }
+        return std::move(run_);
+    }
+
+  private:
+    static constexpr uint64_t kOne = 1;
+    struct Lane {
+        Nanos began = 0;
+        uint64_t wanted = 0;
+    };
+
+    // Whether the run itself begins another read.
+    bool another(Nanos now) {
+        if (over_) return false;
+        over_ = asked_ >= plan_.bytes || !run_.error.empty() || (!plan_.again && next_ >= plan_.targets.size()) ||
+                (plan_.stop && plan_.stop());
+        if (over_) return false;
+        const Nanos passed = now - start_;
+        const bool late = run_.reads >= plan_.least_reads || passed >= std::max(plan_.time, plan_.most_time);
+        if (passed >= plan_.time && late) over_ = run_.out_of_time = true;
+        return !over_;
+    }
+
+    void submit(unsigned lane) {
+        const bool beside = lane >= plan_.lanes;
+        const Nanos now = clock_.now();
+        if (beside ? over_ || !run_.error.empty() : !another(now)) return;
+        const Target& t = beside ? plan_.beside.targets[beside_++ % plan_.beside.targets.size()]
+                                 : plan_.targets[(plan_.first + next_++) % plan_.targets.size()];
+        const io::File* file = plan_.files[t.file];
         const Aligned read = aligned(*file, t);
-        wanted[lane] = std::min(t.bytes, kMostProbeRead);
-        asked += wanted[lane];
-        began[lane] = now;
+        lanes_[lane] = {now, std::min(t.bytes, kMostProbeRead)};
+        if (!beside) asked_ += lanes_[lane].wanted;
         const io::ReadOp op{.file = file,
                             .offset = read.offset,
                             .length = read.length,
                             .need = read.need,
-                            .dst = base + lane * room,
-                            .tag = lane};
-        engine.submit({&op, 1});
-    };
-    for (uint64_t lane = 0; lane < plan.lanes; ++lane) submit(lane);
-    while (engine.outstanding() > 0) {
-        const size_t n = engine.wait(done);
-        const Nanos now = clock.now();
-        for (size_t i = 0; i < n; ++i) {
-            const uint64_t lane = done[i].tag;
-            if (done[i].error != 0) {
-                run.error = std::strerror(done[i].error);
-                continue;
-            }
-            ++run.reads;
-            run.bytes += wanted[lane];
-            took.push_back(now - began[lane]);
-            run.elapsed = now - start;
+                            .dst = room_.place(lane, each_),
+                            .tag = lane,
+                            .priority = beside ? io::Priority::speculative : io::Priority::exact};
+        engine_.submit({&op, 1});
+    }
+
+    void note(const io::Completion& c, Nanos now) {
+        const Lane& lane = lanes_[c.tag];
+        if (c.error != 0) {
+            run_.error = std::strerror(c.error);
+        } else if (c.tag < plan_.lanes) {
+            ++run_.reads;
+            run_.bytes += lane.wanted;
+            took_.push_back(now - lane.began);
+            run_.elapsed = now - start_;
+            run_.beside_bytes = beside_bytes_;
+        } else {
+            beside_bytes_ += lane.wanted;
         }
-        for (size_t i = 0; i < n; ++i) submit(done[i].tag);
-        if (progress)
-            progress(run, static_cast<double>(run.bytes) / static_cast<double>(std::max<uint64_t>(1, plan.bytes)));
     }
-    if (!took.empty()) {
-        std::sort(took.begin(), took.end());
-        run.p50 = percentile(took, 0.50);
-        run.p95 = percentile(took, 0.95);
-    }
-    return run;
+
+    io::Engine& engine_;
+    const Clock& clock_;
+    const RunPlan& plan_;
+    const ReadRoom& room_;
+    const uint64_t each_;
+    ProbeRun run_;
+    std::vector<Lane> lanes_;
+    std::vector<io::Completion> done_;
+    std::vector<Nanos> took_;
+    Nanos start_ = 0;
+    uint64_t asked_ = 0;
+    size_t next_ = 0;
+    size_t beside_ = 0;
+    uint64_t beside_bytes_ = 0;
+    bool over_ = false;
+};
+
+}  // namespace
+
+Result<ProbeRun> run_reads(io::Engine& engine, const Clock& clock, const RunPlan& plan,
+                           const std::function<void(const ProbeRun&, double)>& progress) {
+    const uint64_t each = std::max(longest(plan.targets), longest(plan.beside.targets));
+    if (longest(plan.targets) == 0 || plan.lanes == 0) return error(Code::invalid_argument, "there is nothing to read");
+    if (plan.beside.reads > 0 && longest(plan.beside.targets) == 0)
+        return error(Code::invalid_argument, "there is nothing to read beside it");
+    const unsigned lanes = plan.lanes + plan.beside.reads;
+    if (plan.room != nullptr && plan.room->holds(lanes, each))
+        return Run(engine, clock, plan, *plan.room, each).go(progress);
+    const auto room = ReadRoom::allocate(lanes, each);
+    if (!room.ok()) return room.status();
+    return Run(engine, clock, plan, *room, each).go(progress);
 }
 
 Probe measure(const ProbePlan& plan) {

@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/memory.h"
 #include "base/status.h"
 #include "io/engine.h"
 
@@ -36,6 +37,7 @@ struct ProbeRun {
     uint64_t bytes = 0;  // as wanted; what alignment adds is not counted
     Nanos elapsed = 0;
     std::optional<Nanos> p50, p95;         // of one read, from submission to completion
+    uint64_t beside_bytes = 0;             // of the reads beside it, until its own last one ended
     std::optional<uint64_t> device_bytes;  // what the kernel says came from a device meanwhile
     bool out_of_time = false;
     std::string error;  // of the read that ended the run
@@ -72,7 +74,29 @@ struct ProbePlan {
 inline constexpr uint64_t kLeastToProbe = 2 * MiB;
 Probe measure(const ProbePlan& plan);
 
-// One run on an engine with `lanes` lanes: reads targets[first], targets[first + 1], ... around to the first again.
+// Memory for reads, touched once: first touch can cost more than the reads.
+class ReadRoom {
+  public:
+    // For `reads` reads of `bytes` each, wherever they begin.
+    static Result<ReadRoom> allocate(unsigned reads, uint64_t bytes);
+    // What allocate() takes.
+    static uint64_t cost(unsigned reads, uint64_t bytes);
+    [[nodiscard]] bool holds(unsigned reads, uint64_t bytes) const;
+    // `each` as given to holds().
+    [[nodiscard]] std::byte* place(unsigned read, uint64_t each) const;
+
+  private:
+    Region memory_;
+};
+
+// Reads of another stream, kept in flight beside those of a run. They are speculative: nobody waits for them.
+struct Beside {
+    std::span<const Target> targets;  // around and around
+    unsigned reads = 0;               // in flight
+};
+
+// One run on an engine with at least `lanes` lanes (and one for each read beside): reads targets[first],
+// targets[first + 1], ... around to the first again.
 struct RunPlan {
     std::span<const io::File* const> files;
     std::span<const Target> targets;
@@ -80,9 +104,22 @@ struct RunPlan {
     unsigned lanes = 1;
     uint64_t bytes = 0;
     Nanos time = 0;
+    bool again = false;        // goes on with the first target after the last; otherwise none is read twice
+    uint64_t least_reads = 0;  // made even when `time` is over, but not after `most_time`
+    Nanos most_time = 0;
+    Beside beside = {};
+    const ReadRoom* room = nullptr;        // allocated for this run if there is none
+    std::vector<Nanos>* took = nullptr;    // the time of every read is added
+    std::function<bool()> stop = nullptr;  // asked before each read; true ends the run
 };
 Result<ProbeRun> run_reads(io::Engine& engine, const Clock& clock, const RunPlan& plan,
                            const std::function<void(const ProbeRun&, double)>& progress);
+
+// The `part` of sorted values, at least one of them: 0 gives the smallest, 1 the largest.
+Nanos percentile(std::span<const Nanos> sorted, double part);
+
+// So that what is read next comes from the drive: takes a target out of the page cache, with its neighbours.
+void drop_from_page_cache(const io::File& file, const Target& target);
 
 // Whole pieces of `read_bytes` all over a file of `file_bytes` (the file itself if it is smaller), `most` of them, in
 // random order.

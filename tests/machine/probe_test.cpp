@@ -101,6 +101,110 @@ TEST_F(RunReads, AFailedReadEndsTheRunInWords) {
     EXPECT_FALSE(run(1, 1).ok());
 }
 
+TEST_F(RunReads, GoesRoundWhenAsked) {
+    targets_.resize(3);
+    std::vector<Nanos> took;
+    const auto r = run_reads(engine_, clock_,
+                             {.files = files_,
+                              .targets = targets_,
+                              .first = 2,
+                              .lanes = 2,
+                              .bytes = 8 * MiB,
+                              .time = kSecond,
+                              .again = true,
+                              .took = &took},
+                             nullptr);
+    ASSERT_TRUE(r.ok());
+    EXPECT_EQ(r->reads, 8U);
+    EXPECT_EQ(took.size(), 8U);
+    EXPECT_EQ(engine_.history()[0].op.offset, targets_[2].offset);
+    EXPECT_EQ(engine_.history()[1].op.offset, targets_[0].offset);
+}
+
+TEST_F(RunReads, TakesLongerForTheLeastReads) {
+    RunPlan plan{.files = files_,
+                 .targets = targets_,
+                 .lanes = 1,
+                 .bytes = 64 * MiB,
+                 .time = 2'500'000,
+                 .again = true,
+                 .least_reads = 10,
+                 .most_time = 100'000'000};
+    EXPECT_EQ(run_reads(engine_, clock_, plan, nullptr)->reads, 10U);
+    plan.most_time = 4'500'000;
+    EXPECT_EQ(run_reads(engine_, clock_, plan, nullptr)->reads, 5U) << "begun at 0, 1, 2, 3 and 4 ms";
+}
+
+TEST_F(RunReads, StopsWhenTold) {
+    int asked = 0;
+    const auto r = run_reads(engine_, clock_,
+                             {.files = files_,
+                              .targets = targets_,
+                              .lanes = 2,
+                              .bytes = 64 * MiB,
+                              .time = kSecond,
+                              .stop = [&] { return ++asked > 5; }},
+                             nullptr);
+    ASSERT_TRUE(r.ok());
+    EXPECT_EQ(r->reads, 5U);
+    EXPECT_FALSE(r->out_of_time);
+    EXPECT_EQ(engine_.outstanding(), 0U);
+}
+
+// Two channels: one exact read at a time, and beside it as many half as large as are asked for.
+TEST_F(RunReads, OthersGoOnBesideIt) {
+    const std::vector<Target> small = scattered(64 * MiB, 512 * KiB, 128, 2);
+    const auto r = run_reads(engine_, clock_,
+                             {.files = files_,
+                              .targets = targets_,
+                              .lanes = 1,
+                              .bytes = 16 * MiB,
+                              .time = kSecond,
+                              .beside = {.targets = small, .reads = 3}},
+                             nullptr);
+    ASSERT_TRUE(r.ok());
+    EXPECT_EQ(r->reads, 16U) << "only its own are counted";
+    EXPECT_EQ(r->bytes, 16 * MiB);
+    EXPECT_NEAR(static_cast<double>(*r->p50), 1e6, 1e3);
+    EXPECT_NEAR(static_cast<double>(r->beside_bytes), static_cast<double>(48 * MiB), static_cast<double>(2 * MiB));
+    EXPECT_EQ(engine_.outstanding(), 0U);
+    EXPECT_EQ(engine_.history()[0].op.priority, io::Priority::speculative) << "they are under way before it begins";
+    for (const io::SimRead& read : engine_.history()) {
+        EXPECT_EQ(read.op.priority == io::Priority::speculative, read.op.need == 512 * KiB);
+    }
+    EXPECT_FALSE(
+        run_reads(engine_, clock_,
+                  {.files = files_, .targets = targets_, .bytes = 1, .time = 1, .beside = {.targets = {}, .reads = 1}},
+                  nullptr)
+            .ok());
+}
+
+TEST_F(RunReads, UsesTheRoomItIsGiven) {
+    const auto room = ReadRoom::allocate(4, MiB);
+    ASSERT_TRUE(room.ok());
+    EXPECT_TRUE(room->holds(4, MiB));
+    EXPECT_TRUE(room->holds(8, 400 * KiB));
+    EXPECT_FALSE(room->holds(5, MiB));
+    RunPlan plan{.files = files_, .targets = targets_, .lanes = 4, .bytes = 8 * MiB, .time = kSecond, .room = &*room};
+    ASSERT_TRUE(run_reads(engine_, clock_, plan, nullptr).ok());
+    std::set<std::byte*> places;
+    for (const io::SimRead& read : engine_.history()) places.insert(read.op.dst);
+    EXPECT_EQ(places, (std::set<std::byte*>{room->place(0, MiB), room->place(1, MiB), room->place(2, MiB),
+                                            room->place(3, MiB)}));
+    plan.lanes = 8;
+    EXPECT_TRUE(run_reads(engine_, clock_, plan, nullptr).ok()) << "too small a room is not used";
+}
+
+TEST(Percentile, OfSortedValues) {
+    const std::vector<Nanos> one{5};
+    EXPECT_EQ(percentile(one, 0), 5);
+    EXPECT_EQ(percentile(one, 0.99), 5);
+    const std::vector<Nanos> many{1, 2, 3, 4, 5};
+    EXPECT_EQ(percentile(many, 0), 1);
+    EXPECT_EQ(percentile(many, 0.5), 3);
+    EXPECT_EQ(percentile(many, 1), 5);
+}
+
 TEST(Scattered, LiesInsideTheFileAndNeverTwice) {
     for (const uint64_t file : {uint64_t{1}, MiB - 1, MiB, MiB + 1, 10 * MiB + 5, 1000 * MiB, uint64_t{1} << 42}) {
         const auto targets = scattered(file, MiB, 100, 7);
