@@ -1,6 +1,7 @@
 #include "sched/scheduler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cerrno>
 #include <cstring>
@@ -28,8 +29,8 @@ Scheduler::Scheduler(Slots& slots, io::Engine& engine, const Clock& clock, Optio
       drives_(slots.store()),
       tickets_(options_.max_tickets),
       by_key_(static_cast<size_t>(slots.store().n_records()) * kMaxComponents, kNone),
-      predicted_unused_(by_key_.size(), false),
-      verified_(by_key_.size(), false),
+      predicted_unused_(slots.store().n_records(), 0),
+      verified_(slots.store().n_records(), 0),
       waiters_(2 * static_cast<size_t>(options_.max_tickets)) {
     assert(options_.max_hints <= options_.max_tickets / 2);
     free_tickets_.reserve(tickets_.size());
@@ -198,14 +199,20 @@ bool Scheduler::take_lease(Ticket& t) {
 
 // ---- wishes
 
+constexpr ComponentMask bit_of(uint32_t component) {
+    return static_cast<ComponentMask>(1U << component);
+}
+
 // A prediction that was used is worth another one.
-void Scheduler::used(RecordId record, uint32_t component) {
-    const size_t k = key(record, component);
-    if (!predicted_unused_[k]) return;
-    predicted_unused_[k] = false;
-    const bool useful = slots_.ready(record, component);
-    if (!useful) counters_.rejected_bytes += slots_.store().extent(record, component).bytes;
-    admission_.judge(useful);
+void Scheduler::used(RecordId record, ComponentMask which) {
+    for (ComponentMask left = which & predicted_unused_[record]; left != 0;
+         left &= static_cast<ComponentMask>(left - 1)) {
+        const auto component = static_cast<uint32_t>(std::countr_zero(left));
+        const bool useful = slots_.ready(record, component);
+        if (!useful) counters_.rejected_bytes += slots_.store().extent(record, component).bytes;
+        admission_.judge(useful);
+    }
+    predicted_unused_[record] &= static_cast<ComponentMask>(~which);
 }
 
 void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
@@ -271,11 +278,13 @@ void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentM
     pages_ = pages_ || wish.cls == Class::page;
     const Nanos now = clock_.now();
     for (const RecordId r : records) {
-        assert(slots_.cache().find(r) != cache::kNoSlot && slots_.cache().leases(slots_.cache().find(r)) > 0);
-        for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(r)); ++c) {
-            if ((which & (1U << c)) == 0) continue;
-            used(r, c);
-            if (slots_.ready(r, c)) continue;
+        const SlotId slot = slots_.cache().find(r);
+        assert(slot != cache::kNoSlot && slots_.cache().leases(slot) > 0);
+        const ComponentMask wanted = which & slots_.all_components(slots_.store().set_of(r));
+        if ((predicted_unused_[r] & wanted) != 0) used(r, wanted);
+        ComponentMask missing = wanted & static_cast<ComponentMask>(~slots_.cache().ready(slot));
+        for (; missing != 0; missing &= static_cast<ComponentMask>(missing - 1)) {
+            const auto c = static_cast<uint32_t>(std::countr_zero(missing));
             if (const Index live = by_key_[key(r, c)]; live != kNone) {
                 promote(live, wish, batch);
                 continue;
@@ -304,7 +313,7 @@ bool Scheduler::hint(RecordId record, const Hint& hint) {
     bool all = true;
     for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(record)); ++c) {
         if (slots_.ready(record, c) || by_key_[key(record, c)] != kNone) continue;
-        used(record, c);  // an earlier prediction of it was evicted
+        used(record, bit_of(c));  // an earlier prediction of it was evicted
         const Index i = hints() < options_.max_hints ? make_ticket(record, c, now) : kNone;
         if (i == kNone) {
             ++counters_.dropped_full;
@@ -539,8 +548,9 @@ bool Scheduler::matches(const Ticket& t, trace::Pass* pass) {
     if (options_.verify == Verify::never) return true;
     const auto sum = slots_.store().checksum(t.record, t.component);
     if (!sum) return true;
-    const size_t k = key(t.record, t.component);
-    if (options_.verify == Verify::once && t.first_error == 0 && t.holder == 0 && verified_[k]) return true;
+    const ComponentMask bit = bit_of(t.component);
+    if (options_.verify == Verify::once && t.first_error == 0 && t.holder == 0 && (verified_[t.record] & bit) != 0)
+        return true;
     const std::span<const std::byte> bytes = arrived_bytes(t);
     const Nanos t0 = clock_.now();
     bool good = false;
@@ -550,7 +560,7 @@ bool Scheduler::matches(const Ticket& t, trace::Pass* pass) {
     }
     counters_.verify += clock_.now() - t0;
     counters_.verified_bytes += bytes.size();
-    if (good && t.holder == 0) verified_[k] = true;
+    if (good && t.holder == 0) verified_[t.record] |= bit;
     return good;
 }
 
@@ -569,7 +579,7 @@ void Scheduler::publish(Index i, trace::Pass* pass) {
         counters_.convert += clock_.now() - t0;
     }
     (t.predicted ? counters_.predicted_bytes : counters_.exact_bytes) += t.bytes;
-    predicted_unused_[key(t.record, t.component)] = !is_exact(t.cls);
+    if (!is_exact(t.cls)) predicted_unused_[t.record] |= bit_of(t.component);
     if (t.promoted && t.deadline != kNoDeadline && clock_.now() > t.deadline) ++counters_.late;
     if (t.first_error != 0 && t.first_holder != t.holder) note_rescue(t);
     cache.mark_ready(t.slot, static_cast<ComponentMask>(1U << t.component));

@@ -197,7 +197,7 @@ class Scheduler {
     void finish(Index t, TicketState state, const Status& status);
     [[nodiscard]] Status failure(const Ticket& t) const;
     void note_read(const Ticket& t, const Piece& piece, const io::Completion& done, Nanos now, trace::Pass& pass) const;
-    void used(RecordId record, uint32_t component);
+    void used(RecordId record, ComponentMask which);
 
     Slots& slots_;
     io::Engine& engine_;
@@ -212,9 +212,10 @@ class Scheduler {
 
     std::vector<Ticket> tickets_;
     std::vector<Index> free_tickets_;
-    std::vector<Index> by_key_;           // the live ticket of a component
-    std::vector<bool> predicted_unused_;  // published for a prediction and not used since
-    std::vector<bool> verified_;          // came well from the first holder
+    std::vector<Index> by_key_;  // the live ticket of a component
+    // By record, a bit per component.
+    std::vector<ComponentMask> predicted_unused_;  // published for a prediction and not used since
+    std::vector<ComponentMask> verified_;          // came well from the first holder
     std::array<Queue, kClasses> queues_;
     std::vector<Waiter> waiters_;
     std::vector<Index> free_waiters_;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <random>
 
 #include "tests/sched/support.h"
@@ -15,6 +16,7 @@ DeviceModel measured() {
     return {
         .bytes_per_ns = 1.0, .service = 105'000, .chunk = 4096, .window = 3 * 4096, .reserved_lanes = 2, .lanes = 8};
 }
+constexpr std::array kHints{Class::near, Class::speculative, Class::warming};
 constexpr Nanos kEver = Nanos{1} << 60;
 
 class SchedulerTest : public SimulatedModel {
@@ -470,7 +472,7 @@ TEST_F(SchedulerTest, NoAdversaryDelaysAnExactReadBeyondTheBound) {
     const DeviceModel device = measured();
     for (int round = 0; round < 3000; ++round) {
         for (int n = 0; n < 4; ++n) {
-            (void)hint(static_cast<RecordId>(random() % store_->n_records()), static_cast<Class>(1 + random() % 3),
+            (void)hint(static_cast<RecordId>(random() % store_->n_records()), kHints[random() % kHints.size()],
                        random() % 2 == 0 ? kNoDeadline : clock_.now() + static_cast<Nanos>(random() % 1'000'000));
         }
         scheduler_->pump();
