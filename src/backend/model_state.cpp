@@ -11,6 +11,7 @@
 #include "cache/budget.h"
 #include "io/read_all.h"
 #include "machine/drive.h"
+#include "machine/verdict.h"
 
 namespace sluice::backend {
 namespace {
@@ -38,6 +39,18 @@ struct SampleNode {
     ggml_tensor* weight = nullptr;
     ggml_tensor* node = nullptr;
 };
+
+// What `sluice probe` found out about the drive. Without it reads that nobody waits for stay away from the device.
+sched::DeviceModel measured_device(const std::string& path) {
+    const auto verdict = machine::find_verdict(path);
+    if (!verdict.ok()) {
+        const bool absent = verdict.status().code() == Code::not_found;
+        log(absent ? LogLevel::debug : LogLevel::warn, "the drive counts as not measured: {}",
+            verdict.status().message());
+        return {};
+    }
+    return verdict->derived ? sched::device_model(*verdict->derived) : sched::DeviceModel{};
+}
 
 sched::Verify verify_policy(VerifyReads verify) {
     switch (verify) {
@@ -247,6 +260,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
         convert(set, component, raw, slot);
     };
     options.reads.verify = verify_policy(config_.verify_reads);
+    options.reads.device = measured_device(index_.files()[0].path);
     auto fetcher = sched::Fetcher::create(*store_, *engine_, SystemClock::instance(), std::move(options));
     if (!fetcher.ok()) return fetcher;
     const cache::Layout& layout = (*fetcher)->layout();

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "base/clock.h"
+#include "machine/verdict.h"
 
 namespace sluice::sched {
 
@@ -24,6 +25,16 @@ struct DeviceModel {
         return static_cast<Nanos>(static_cast<double>(window) / bytes_per_ns) + service;
     }
 };
+
+// From what `sluice probe` found. A drive on which any speculation delays exact reads too much counts as not measured.
+inline DeviceModel device_model(const machine::Derived& found) {
+    return {.bytes_per_ns = found.sustained,
+            .service = found.service,
+            .chunk = static_cast<uint32_t>(std::min<uint64_t>(found.chunk, 1U << 30U)),
+            .window = found.window,
+            .reserved_lanes = found.reserved,
+            .lanes = found.lanes};
+}
 
 enum class Refusal : uint8_t {
     none,

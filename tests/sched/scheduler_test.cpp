@@ -295,6 +295,24 @@ TEST_F(SchedulerTest, WithoutAMeasurementOfTheDeviceNothingIsSpeculated) {
     EXPECT_GT(scheduler_->counters().refused[static_cast<size_t>(Refusal::not_measured)], 0U);
 }
 
+TEST(DeviceModel, IsWhatTheProbeFound) {
+    machine::Derived found;
+    found.sustained = 1.5;
+    found.service = 120'000;
+    found.chunk = 65536;
+    found.window = 262144;
+    found.lanes = 16;
+    found.reserved = 2;
+    const DeviceModel m = device_model(found);
+    EXPECT_TRUE(m.measured());
+    EXPECT_EQ(m.worst_delay(), 262144 * 2 / 3 + 120'000);
+    EXPECT_EQ(m.chunk, 65536U);
+    EXPECT_EQ(m.lanes, 16U);
+    EXPECT_EQ(m.reserved_lanes, 2U);
+    found.window = 0;
+    EXPECT_FALSE(device_model(found).measured()) << "no window, no speculation";
+}
+
 TEST_F(SchedulerTest, AConfirmedPredictionIsPromotedWithoutASecondRead) {
     start(speculating());
     const RecordId r = store_->record(1, 4);
