@@ -8,6 +8,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <thread>
 
 #include "backend/claims.h"
 #include "backend/cpu_hooks.h"
@@ -39,6 +41,19 @@ struct Global {
     std::atomic<bool> has_compute_error{false};  // so that a graph that went well need not take the lock
     Stats ended;  // of models that are freed: their counts, and the cache of the last one
 };
+
+struct Context;
+
+// All of the process. Never destroyed: the end of the process looks at it.
+struct Contexts {
+    std::mutex mutex;
+    std::set<Context*> alive;
+};
+
+Contexts& contexts() {
+    static auto& c = *new Contexts();
+    return c;
+}
 
 Global& global() {
     static Global g;
@@ -258,6 +273,7 @@ struct Context {
     // a row.
     std::shared_ptr<trace::Pass> own_pass;
     std::shared_ptr<trace::Pass> pass;
+    std::atomic<std::thread::id> thread;  // that began its newest graph
 };
 
 // The pass of the graph that this thread is computing.
@@ -265,21 +281,36 @@ thread_local std::shared_ptr<trace::Pass> t_pass;
 // The layer that its traced nodes have reached.
 thread_local int32_t t_layer = -1;
 
-// The row of a graph that is over ends with its last split.
-void finish_row(Context& c) {
+using Stage = trace::Pass::Stage;
+
+// Of a pass whose stage the caller has set to `closing`. The row of a graph ends with its last split.
+void close_row(trace::Pass& pass) {
     trace::Recorder* r = recorder();
-    if (!c.own_pass->ledger.running()) return;
-    c.own_pass->ledger.stop_at_mark();
-    if (r != nullptr)
-        r->commit(*c.own_pass, {.phase = c.own_pass->phase, .output_tokens = {}, .text = {}, .last = false});
+    if (pass.ledger.running()) {
+        pass.ledger.stop_at_mark();
+        if (r != nullptr) r->commit(pass, {.phase = pass.phase, .output_tokens = {}, .text = {}, .last = false});
+    }
+    pass.stage = Stage::before_last_block;
+    pass.stage.notify_all();
+}
+
+// By the thread that the context belongs to, of a graph that is over.
+void finish_row(Context& c) {
+    std::atomic<Stage>& stage = c.own_pass->stage;
+    if (stage.exchange(Stage::closing) == Stage::closing) {
+        stage.wait(Stage::closing);  // the process is ending, and makes the row
+    } else {
+        close_row(*c.own_pass);
+    }
 }
 
 // A graph is about to be computed.
 void begin_graph(Context& c) {
     finish_row(c);
     c.executor->begin_graph();
+    c.thread = std::this_thread::get_id();
     c.pass = given_pass() != nullptr ? given_pass() : c.own_pass;
-    c.pass->stage = trace::Pass::Stage::before_last_block;
+    c.pass->stage = Stage::before_last_block;
     t_pass = c.pass;
     t_layer = -1;
     trace::Recorder* r = recorder();
@@ -292,11 +323,16 @@ void begin_graph(Context& c) {
 ggml_status host_compute(ggml_backend_t cpu, ggml_cgraph* graph, exec::GraphCompute compute) {
     trace::Pass* pass = t_pass.get();
     if (pass == nullptr || !pass->ledger.running()) return compute(cpu, graph);
-    const trace::During dense(pass->ledger, trace::Part::dense);
-    const bool traced = pass->wants.nodes || pass->wants.node_layers;
-    const ggml_status status =
-        traced ? exec::compute_traced(cpu, compute, graph, *pass, false, t_layer) : compute(cpu, graph);
-    if (pass->stage == trace::Pass::Stage::after_last_block) pass->stage = trace::Pass::Stage::output_computed;
+    Stage more_output = Stage::output_computed;
+    if (!pass->stage.compare_exchange_strong(more_output, Stage::after_last_block) && more_output == Stage::closing)
+        return compute(cpu, graph);  // the process is ending
+    ggml_status status = GGML_STATUS_SUCCESS;
+    {
+        const trace::During dense(pass->ledger, trace::Part::dense);
+        const bool traced = pass->wants.nodes || pass->wants.node_layers;
+        status = traced ? exec::compute_traced(cpu, compute, graph, *pass, false, t_layer) : compute(cpu, graph);
+    }
+    if (pass->stage == Stage::after_last_block) pass->stage = Stage::output_computed;
     return status;
 }
 
@@ -323,6 +359,10 @@ void drop_own_pool(Context& c) {
 void backend_free(ggml_backend_t b) {
     auto* c = static_cast<Context*>(b->context);
     finish_row(*c);
+    {
+        const std::lock_guard<std::mutex> lock(contexts().mutex);
+        contexts().alive.erase(c);
+    }
     if (t_pass == c->pass) t_pass = nullptr;
     c->executor.reset();
     drop_own_pool(*c);
@@ -378,7 +418,7 @@ void backend_set_n_threads(ggml_backend_t b, int n) {
 // is over. Its row need not wait for the next graph then.
 void backend_synchronize(ggml_backend_t b) {
     auto* c = static_cast<Context*>(b->context);
-    if (c->own_pass->stage == trace::Pass::Stage::output_computed) finish_row(*c);
+    if (c->own_pass->stage == Stage::output_computed) finish_row(*c);
 }
 
 void backend_set_abort_callback(ggml_backend_t b, ggml_abort_callback callback, void* data) {
@@ -410,6 +450,10 @@ ggml_backend_t init_backend(ggml_backend_dev_t, const char*) {
     context->executor = std::make_unique<exec::MoeExecutor>(cpu, weight_of);
     context->own_pass = std::make_shared<trace::Pass>(SystemClock::instance(), 0);
     context->pass = context->own_pass;
+    {
+        const std::lock_guard<std::mutex> lock(contexts().mutex);
+        contexts().alive.insert(context);
+    }
     ggml_backend_i i{};
     i.get_name = backend_name;
     i.free = backend_free;
@@ -645,6 +689,20 @@ Stats collect_stats() {
     if (!models.empty()) show_cache(sum, cache);
     sum.dense_bytes = dense_bytes_loaded();
     return sum;
+}
+
+// Of another thread's graphs only those whose output is computed are known to be over.
+void finish_rows() {
+    const std::lock_guard<std::mutex> lock(contexts().mutex);
+    for (Context* c : contexts().alive) {
+        std::atomic<Stage>& stage = c->own_pass->stage;
+        Stage computed = Stage::output_computed;
+        if (stage.compare_exchange_strong(computed, Stage::closing)) {
+            close_row(*c->own_pass);
+        } else if (c->thread.load() == std::this_thread::get_id()) {
+            finish_row(*c);
+        }
+    }
 }
 
 void reset_counters() {

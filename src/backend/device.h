@@ -19,6 +19,10 @@ void set_config_error(Status status);
 
 bool models_are_loaded();
 
+// The record is about to end: a graph that is over, but whose results nobody has asked for, becomes a row now. For the
+// thread that ends the process, or that runs the contexts.
+void finish_rows();
+
 Stats collect_stats();
 void reset_counters();
 std::string last_compute_error();

@@ -326,7 +326,10 @@ trace::Recorder* recorder() {
 }
 
 void end_recording(trace::Ending ending) {
-    if (trace::Recorder* r = recorder()) r->end(std::move(ending));
+    trace::Recorder* r = recorder();
+    if (r == nullptr) return;
+    finish_rows();
+    r->end(std::move(ending));
 }
 
 int32_t record_model(const ModelState& model) {

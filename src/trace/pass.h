@@ -3,6 +3,7 @@
 // for is not collected.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -36,9 +37,10 @@ struct Pass {
     int32_t model = -1;   // number in the record; -1: no expert layer was reached yet
     bool warmup = false;  // llama.cpp's own first run, with all experts: not a row
     bool capturing = false;
-    // How far the graph has come.
-    enum class Stage : uint8_t { before_last_block, after_last_block, output_computed };
-    Stage stage = Stage::before_last_block;
+    // How far the graph has come. Of one whose output is computed nobody counts any more: whoever takes it from there
+    // to `closing`, its own thread or the end of the process, makes its row.
+    enum class Stage : uint8_t { before_last_block, after_last_block, output_computed, closing };
+    std::atomic<Stage> stage = Stage::before_last_block;
 
     int64_t tokens = 0;
     int64_t lookups = 0, hits = 0, joins = 0;

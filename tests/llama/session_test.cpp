@@ -21,6 +21,7 @@
 #include "base/bytes.h"
 #include "machine/usage.h"
 #include "model/geometry.h"
+#include "trace/record_file.h"
 
 namespace sluice {
 namespace {
@@ -337,6 +338,59 @@ void drop_from_page_cache(const std::string& path) {
     fsync(fd);
     EXPECT_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
     close(fd);
+}
+
+// Decodes two batches of which nobody reads a result, and leaves.
+void decode_and_exit(const std::string& record, bool on_another_thread) {
+    Config config = tiny_cache();
+    config.record = record;
+    start_with(config);
+    llama_model* model = load(moe_model()).release();
+    llama_context* ctx = context(model).release();
+    const auto decode = [&] {
+        for (const int n : {8, 1}) {
+            std::vector<llama_token> tokens = prompt(model, n, 0);
+            if (llama_decode(ctx, llama_batch_get_one(tokens.data(), n)) != 0) _exit(3);
+        }
+    };
+    if (on_another_thread) {
+        std::thread(decode).join();
+    } else {
+        decode();
+    }
+    std::exit(0);
+}
+
+// A death test runs in a new process, which learns the path from the environment.
+std::string record_of_leaver() {
+    const std::string mine = fs::temp_directory_path() / ("sluice-leaver-" + std::to_string(getpid()));
+    setenv("SLUICE_TEST_LEAVER", mine.c_str(), 0);
+    return std::getenv("SLUICE_TEST_LEAVER");
+}
+
+void check_record_of_leaver(const std::string& path) {
+    const auto record = trace::read_record(path);
+    fs::remove(path);
+    unsetenv("SLUICE_TEST_LEAVER");
+    ASSERT_TRUE(record.ok()) << record.status().message();
+    EXPECT_TRUE(record->ended);
+    ASSERT_EQ(record->rows.size(), 2U);
+    EXPECT_EQ(record->rows[0].tokens, trace::Measure(8));
+    EXPECT_EQ(record->rows[1].tokens, trace::Measure(1));
+}
+
+TEST(SessionDeathTest, AHostThatLeavesWithoutReadingItsLastResultLosesNoRow) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const std::string record = record_of_leaver();
+    EXPECT_EXIT(decode_and_exit(record, false), ::testing::ExitedWithCode(0), "");
+    check_record_of_leaver(record);
+}
+
+TEST(SessionDeathTest, NorDoesOneThatComputedOnAnotherThread) {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    const std::string record = record_of_leaver();
+    EXPECT_EXIT(decode_and_exit(record, true), ::testing::ExitedWithCode(0), "");
+    check_record_of_leaver(record);
 }
 
 TEST(Session, LoadingReadsHeadersAndDenseWeightsOnly) {
