@@ -274,6 +274,7 @@ struct Context {
     std::shared_ptr<trace::Pass> own_pass;
     std::shared_ptr<trace::Pass> pass;
     std::atomic<std::thread::id> thread;  // that began its newest graph
+    bool tried = false;                   // it has computed something besides trial runs
 };
 
 // The pass of the graph that this thread is computing.
@@ -283,11 +284,36 @@ thread_local int32_t t_layer = -1;
 
 using Stage = trace::Pass::Stage;
 
+// What llama.cpp's common library decodes before it hands out a context: BOS and EOS to warm up, and twice token 0 to
+// see what its memory can do. Nobody asks for anything else of this kind.
+bool is_trial(const trace::Pass& pass) {
+    using Pair = std::array<int32_t, 2>;
+    if (!pass.pair || pass.tokens != 2) return false;
+    if (*pass.pair == Pair{0, 0}) return true;
+    const std::lock_guard<std::mutex> lock(global().mutex);
+    for (const auto& [key, known] : global().models) {
+        const auto model = known.lock();
+        if (model == nullptr || model->runtime().number != pass.model) continue;
+        const auto id = [&](const char* name) {
+            const model::MetaValue* value = model->index().meta(name);
+            const auto* number = value != nullptr ? std::get_if<uint64_t>(value) : nullptr;
+            return number != nullptr && *number <= INT32_MAX ? static_cast<int32_t>(*number) : -1;
+        };
+        return *pass.pair == Pair{id("tokenizer.ggml.bos_token_id"), id("tokenizer.ggml.eos_token_id")};
+    }
+    return false;
+}
+
 // Of a pass whose stage the caller has set to `closing`. The row of a graph ends with its last split.
-void close_row(trace::Pass& pass) {
+void close_row(Context& c) {
+    trace::Pass& pass = *c.own_pass;
     trace::Recorder* r = recorder();
     if (pass.ledger.running()) {
         pass.ledger.stop_at_mark();
+        if (!c.tried && pass.model >= 0) {
+            pass.warmup = pass.warmup || is_trial(pass);
+            c.tried = !pass.warmup;
+        }
         if (r != nullptr) r->commit(pass, {.phase = pass.phase, .output_tokens = {}, .text = {}, .last = false});
     }
     pass.stage = Stage::before_last_block;
@@ -300,7 +326,7 @@ void finish_row(Context& c) {
     if (stage.exchange(Stage::closing) == Stage::closing) {
         stage.wait(Stage::closing);  // the process is ending, and makes the row
     } else {
-        close_row(*c.own_pass);
+        close_row(c);
     }
 }
 
@@ -319,6 +345,22 @@ void begin_graph(Context& c) {
     c.own_pass->ledger.start();
 }
 
+// The ids of a batch of two tokens are the rows that its first node takes from the table of embeddings.
+void note_pair(ggml_cgraph* graph, trace::Pass& pass) {
+    constexpr int kNear = 8;  // nodes: it is among the first
+    const int n = std::min(ggml_graph_n_nodes(graph), kNear);
+    for (int i = 0; i < n; ++i) {
+        const ggml_tensor* node = ggml_graph_node(graph, i);
+        if (node->op != GGML_OP_GET_ROWS || std::strcmp(node->src[0]->name, "token_embd.weight") != 0) continue;
+        const ggml_tensor* ids = node->src[1];
+        if (ids->type != GGML_TYPE_I32 || ggml_nelements(ids) != 2 || ids->data == nullptr || ids->buffer == nullptr ||
+            !ggml_backend_buffer_is_host(ids->buffer))
+            return;
+        std::memcpy(pass.pair.emplace().data(), ids->data, sizeof *pass.pair);
+        return;
+    }
+}
+
 // The CPU backend's share of a recorded graph: attention, routers, dense layers, output.
 ggml_status host_compute(ggml_backend_t cpu, ggml_cgraph* graph, exec::GraphCompute compute) {
     trace::Pass* pass = t_pass.get();
@@ -326,6 +368,7 @@ ggml_status host_compute(ggml_backend_t cpu, ggml_cgraph* graph, exec::GraphComp
     Stage more_output = Stage::output_computed;
     if (!pass->stage.compare_exchange_strong(more_output, Stage::after_last_block) && more_output == Stage::closing)
         return compute(cpu, graph);  // the process is ending
+    if (pass->stage == Stage::before_last_block && pass->model < 0) note_pair(graph, *pass);
     ggml_status status = GGML_STATUS_SUCCESS;
     {
         const trace::During dense(pass->ledger, trace::Part::dense);
@@ -698,7 +741,7 @@ void finish_rows() {
         std::atomic<Stage>& stage = c->own_pass->stage;
         Stage computed = Stage::output_computed;
         if (stage.compare_exchange_strong(computed, Stage::closing)) {
-            close_row(*c->own_pass);
+            close_row(*c);
         } else if (c->thread.load() == std::this_thread::get_id()) {
             finish_row(*c);
         }

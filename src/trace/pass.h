@@ -3,6 +3,7 @@
 // for is not collected.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <optional>
@@ -35,12 +36,15 @@ struct Pass {
     std::optional<Phase> told;
     Phase phase = Phase::decode;
     int32_t model = -1;   // number in the record; -1: no expert layer was reached yet
-    bool warmup = false;  // llama.cpp's own first run, with all experts: not a row
+    bool warmup = false;  // llama.cpp's own first runs: not a row
     bool capturing = false;
     // How far the graph has come. Of one whose output is computed nobody counts any more: whoever takes it from there
     // to `closing`, its own thread or the end of the process, makes its row.
     enum class Stage : uint8_t { before_last_block, after_last_block, output_computed, closing };
     std::atomic<Stage> stage = Stage::before_last_block;
+
+    // The ids of a batch of two tokens, where somebody looked: by them trial runs are known.
+    std::optional<std::array<int32_t, 2>> pair;
 
     int64_t tokens = 0;
     int64_t lookups = 0, hits = 0, joins = 0;
@@ -71,6 +75,7 @@ struct Pass {
     void clear_counts() {
         model = -1;
         warmup = false;
+        pair.reset();
         tokens = lookups = hits = joins = reads = retries = 0;
         exact_bytes = exact_physical = engine_bytes = 0;
         predicts = false;

@@ -195,6 +195,11 @@ class RecordTest(unittest.TestCase):
             self.assertIsNone(row["sample_ns"])
             self.assertGreater(row["dense_ns"], 0)
         self.assertEqual(record[-1]["kind"], "end")
+        warmed = run(command=command[:-1], env=environment(LD_PRELOAD=ARGS.plugin, SLUICE_CACHE_MB="4",
+                                                           SLUICE_RECORD=self.path("warmed")))
+        self.assertEqual(stock.stdout, warmed.stdout)
+        self.assertEqual([r["tokens"] for r in of_kind(lines(self.path("warmed")), "row")], [r["tokens"] for r in rows],
+                         "the warm-up is a row")
 
     def test_a_killed_run_leaves_a_readable_record(self):
         path = self.path("record")
@@ -296,7 +301,7 @@ class RecordTest(unittest.TestCase):
         with socket.socket() as a, socket.socket() as b:
             a.bind(("127.0.0.1", 0)), b.bind(("127.0.0.1", 0))
             port, metrics_port = a.getsockname()[1], b.getsockname()[1]
-        command = [ARGS.sluice, "serve", "-m", ARGS.model, "--cache-mb", "4", "-c", "1024", "-np", "2", "-t", "1", "--no-warmup",
+        command = [ARGS.sluice, "serve", "-m", ARGS.model, "--cache-mb", "4", "-c", "1024", "-np", "2", "-t", "1",
                    "--host", "127.0.0.1", "--port", str(port), "--metrics-port", str(metrics_port), "--record",
                    self.path("record")]
         with open(self.path("log"), "wb") as log:
@@ -326,6 +331,8 @@ class RecordTest(unittest.TestCase):
         self.assertEqual(record[-1]["kind"], "end")
         self.assertEqual(record[0]["program"], "sluice serve")
         self.assertGreaterEqual(len([r for r in rows if r["phase"] == 1]), 5)
+        # Neither the warm-up nor the server's trial of its memory: two tokens each, which nobody asked for.
+        self.assertTrue(all(r["tokens"] > 2 for r in rows if r["phase"] == 0), "a trial run is a row")
 
     def wait_for(self, url, server):
         deadline = time.monotonic() + 120
