@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -34,8 +35,12 @@ struct Book {
     Json load;                 // "kind": "load"; null where nobody loaded anything
     std::array<Totals, 2> phases;
     std::vector<ExpertUse> experts;  // by model
-    uint64_t routes_digest = 0;      // of all choices of the routers, in order
-    Ending ending;                   // once the run is over
+    // What sampled counts grew by between the last sample and the end of the run; in the totals of `rest_phase`, which
+    // is that of the last row.
+    std::optional<Row> rest;
+    Phase rest_phase = Phase::decode;
+    uint64_t routes_digest = 0;  // of all choices of the routers, in order
+    Ending ending;               // once the run is over
 
     [[nodiscard]] const Totals& of(Phase phase) const { return phases[static_cast<size_t>(phase)]; }
     [[nodiscard]] Totals& of(Phase phase) { return phases[static_cast<size_t>(phase)]; }

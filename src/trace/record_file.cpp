@@ -60,6 +60,15 @@ Json summary_json(const Book& book, Phase phase) {
             {"figures", figures_json}, {"binds", binds.empty() ? Json(nullptr) : Json(binds)}};
 }
 
+Json rest_json(const Book& book) {
+    Json j = {{"kind", "rest"}, {"phase", phase_name(book.rest_phase)}};
+    for (const Column& c : columns()) {
+        const Measure m = value_of(c, *book.rest);
+        if (m.known()) j[c.name] = m.value();
+    }
+    return j;
+}
+
 Json latency_json(const Book& book, Phase phase) {
     const Histogram& h = book.of(phase).reads;
     Json buckets = Json::array();
@@ -101,6 +110,9 @@ class RecordSink final : public Sink {
     }
     Status end(const Book& book) override {
         if (Status s = checkpoint(book); !s.ok()) return s;
+        if (book.rest) {
+            if (Status s = line(rest_json(book)); !s.ok()) return s;
+        }
         for (const Phase phase : {Phase::prefill, Phase::decode}) {
             if (book.of(phase).rows == 0) continue;
             if (Status s = line(summary_json(book, phase)); !s.ok()) return s;
@@ -227,6 +239,10 @@ Status take_line(Record& record, const Json& j, size_t number) {
         if (m >= static_cast<int64_t>(kMaxModels)) return error(Code::corrupt, "line {}: model {}", number, m);
         if (book.experts.size() <= static_cast<size_t>(m)) book.experts.resize(static_cast<size_t>(m) + 1);
         book.experts[static_cast<size_t>(m)] = {table_from(j, "uses"), table_from(j, "misses")};
+    } else if (kind == "rest") {
+        book.rest = row_from(j);
+        book.rest_phase = phase_in(j);
+        book.of(book.rest_phase).add_rest(*book.rest);
     } else if (kind == "end") {
         record.ended = true;
         book.ending = {text_in(j, "status"), text_in(j, "error"), text_in(j, "output_digest")};

@@ -176,6 +176,7 @@ void Recorder::commit(Pass& pass, const RowInfo& info) {
         }
     }
     book_.of(info.phase).add(row_, pass.latency);
+    last_phase_ = info.phase;
     each_of(sinks_, [&](Sink& s) { return s.row(book_, row_, info.text); });
     each_of(event_sinks_, [&](EventSink& s) { return s.events(row_, pass); });
     pass.clear_counts();
@@ -188,6 +189,21 @@ void Recorder::commit(Pass& pass, const RowInfo& info) {
     ledger.keep_spans(pass.capturing ? &pass.spans : nullptr);
 }
 
+// Of what only some rows know. Levels (memory) are left out: they would be those of a process that has let its model
+// go.
+void Recorder::sample_rest() {
+    if (!sampler_ || !sampled_) return;
+    Row every, rest;
+    sampler_(every, false);
+    sampler_(rest, true);
+    for (const Column& c : columns()) {
+        if (c.total != Total::sum || value_of(c, every).known()) c.of(rest) = Measure();
+    }
+    book_.of(last_phase_).add_rest(rest);
+    book_.rest = std::move(rest);
+    book_.rest_phase = last_phase_;
+}
+
 void Recorder::end(Ending ending) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (ended_) return;
@@ -195,6 +211,7 @@ void Recorder::end(Ending ending) {
     // Of nothing there is nothing to write, unless it is that something went wrong.
     if (!open_ && ending.status == "ok") return;
     open();
+    sample_rest();
     book_.ending = std::move(ending);
     each_of(sinks_, [&](Sink& s) { return s.end(book_); });
     each_of(event_sinks_, [&](EventSink& s) { return s.end(); });

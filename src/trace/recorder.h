@@ -83,6 +83,7 @@ class Recorder {
     void open();
     void failed(const Status& status);
     void fill(Row& row, Pass& pass, const RowInfo& info);
+    void sample_rest();
 
     const Clock& clock_;
     const PartMask watched_;
@@ -100,6 +101,7 @@ class Recorder {
     int64_t turn_ = 0;
     int64_t steps_[2] = {0, 0};
     bool turn_has_decode_ = false;
+    Phase last_phase_ = Phase::decode;
     Row row_;
     Status status_;
 };

@@ -144,10 +144,9 @@ std::optional<double> hit_rate(const Row::Layer& layer) {
     return ratio(static_cast<double>(layer.hits), static_cast<double>(layer.lookups));
 }
 
-void Totals::add(const Row& row) {
-    if (row.phase == Measure(0)) phase = Phase::prefill;
+void Totals::add_rest(const Row& rest) {
     for (const Column& c : columns()) {
-        const Measure m = value_of(c, row);
+        const Measure m = value_of(c, rest);
         if (!m.known()) continue;
         Measure& to = c.of(sum);
         switch (c.total) {
@@ -164,6 +163,11 @@ void Totals::add(const Row& row) {
                 break;
         }
     }
+}
+
+void Totals::add(const Row& row) {
+    if (row.phase == Measure(0)) phase = Phase::prefill;
+    add_rest(row);
     if (sum.layers.size() < row.layers.size()) sum.layers.resize(row.layers.size());
     for (size_t i = 0; i < row.layers.size(); ++i) {
         Row::Layer& to = sum.layers[i];

@@ -26,6 +26,8 @@ struct Totals {
     Histogram reads;  // issue to ready
 
     void add(const Row& row);
+    // Columns that belong to no row.
+    void add_rest(const Row& rest);
     void add(const Row& row, const Histogram& row_reads) {
         add(row);
         reads.add(row_reads);

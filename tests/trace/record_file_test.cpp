@@ -108,6 +108,22 @@ TEST(RecordFile, WhatIsWrittenIsReadBack) {
     }
 }
 
+TEST(RecordFile, WhatBelongsToNoRowIsInTheTotalsThatAreReadBack) {
+    Record record = random_record(4, 20);
+    Row rest;
+    rest.kernel_bytes = 12345;
+    record.book.rest = rest;
+    record.book.rest_phase = Phase::prefill;
+    record.book.of(Phase::prefill).add_rest(rest);
+    const TempFile file;
+    write_text(file.path(), written(record));
+    const auto back = read_record(file.path());
+    ASSERT_TRUE(back.ok()) << back.status().message();
+    EXPECT_EQ(back->book.of(Phase::prefill).sum.kernel_bytes, record.book.of(Phase::prefill).sum.kernel_bytes);
+    EXPECT_EQ(back->book.of(Phase::prefill).rows, record.book.of(Phase::prefill).rows);
+    EXPECT_EQ(written(*back), written(record));
+}
+
 TEST(RecordFile, TheGoldenRecordIsWhatItsOwnSinkWrites) {
     const Record record = golden_record();
     const Result<Record> back = read_back(written(record));

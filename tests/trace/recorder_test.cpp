@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <thread>
+#include <utility>
 
 #include "base/log.h"
 
@@ -202,6 +203,34 @@ TEST_F(RecorderTest, TheMachineIsAskedAtMostTenTimesASecond) {
     // Once when the record opens, for the first row, every tenth, and for the last.
     EXPECT_EQ(std::count(asked.begin(), asked.end(), true), 1 + 1 + 3 + 1);
     for (const Row& row : seen_.rows) EXPECT_TRUE(row.major_faults.known());
+}
+
+TEST_F(RecorderTest, CountsThatAreSampledAddUpToTheLastByte) {
+    int64_t read = 1000, before = 0;  // of the process, as the kernel counts
+    recorder_.set_sampler([&](Row& row, bool full) {
+        row.major_faults = 1;
+        if (!full) return;
+        row.rss = 7;
+        row.kernel_bytes = read - std::exchange(before, read);
+    });
+    recorder_.model({{"kind", "model"}}, {4});  // opens the record
+    for (int i = 0; i < 5; ++i) {
+        read += 100;
+        graph(1, 1, 1);
+        commit(i == 0 ? Phase::prefill : Phase::decode);
+    }
+    read += 40;
+    recorder_.end({});
+    recorder_.with_book([&](const Book& book) {
+        EXPECT_EQ(book.of(Phase::prefill).sum.kernel_bytes, Measure(100));
+        EXPECT_EQ(book.of(Phase::decode).sum.kernel_bytes, Measure(440)) << "no row of decode was sampled";
+        EXPECT_EQ(book.of(Phase::decode).rows, 4U);
+        EXPECT_EQ(book.of(Phase::decode).sum.major_faults, Measure(4)) << "every row has them: nothing is missing";
+        EXPECT_EQ(book.of(Phase::decode).sum.rss, Measure()) << "the model may be gone by now";
+        ASSERT_TRUE(book.rest.has_value());
+        EXPECT_EQ(book.rest_phase, Phase::decode);
+        EXPECT_EQ(book.rest->kernel_bytes, Measure(440));
+    });
 }
 
 TEST_F(RecorderTest, ExpertsAndChoicesAreSummed) {
