@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cmath>
 #include <cstring>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "io/pool_engine.h"
@@ -11,12 +14,33 @@ namespace sluice::io {
 namespace {
 
 constexpr int poison_byte = 0xDB;
+constexpr Nanos no_event = std::numeric_limits<Nanos>::max();
+// Less than this of a byte is an error of rounding.
+constexpr double nothing = 1e-3;
+
+// Bytes that get through in `nanos`, and the time that bytes need.
+double moved_in(const Bandwidth& b, double credit, double nanos) {
+    if (b.burst_rate <= b.sustained) return b.sustained * nanos;
+    const double burst = std::min(nanos, credit / (b.burst_rate - b.sustained));
+    return b.burst_rate * burst + b.sustained * (nanos - burst);
+}
+double time_to_move(const Bandwidth& b, double credit, double bytes) {
+    if (b.burst_rate <= b.sustained) return bytes / b.sustained;
+    const double burst = credit / (b.burst_rate - b.sustained);
+    if (bytes <= b.burst_rate * burst) return bytes / b.burst_rate;
+    return burst + (bytes - b.burst_rate * burst) / b.sustained;
+}
 
 }  // namespace
 
 SimEngine::SimEngine(VirtualClock& clock, const SimOptions& options)
-    : clock_(clock), options_(options), random_(options.seed) {
+    : clock_(clock),
+      options_(options),
+      random_(options.seed),
+      credit_(static_cast<double>(options.bandwidth.burst)),
+      credit_at_(clock.now()) {
     assert(options.channels > 0 && options.latency >= 0 && options.nanos_per_byte >= 0 && options.jitter >= 0);
+    assert(options.bandwidth.sustained >= 0 && options.timeout >= 0);
 }
 
 void SimEngine::set_contents(const File& file, std::vector<std::byte> contents) {
@@ -38,12 +62,14 @@ void SimEngine::submit(std::span<const ReadOp> batch) {
         const auto scripted = script_.find(read.number);
         read.fault = scripted != script_.end() ? scripted->second : draw_fault(op);
         if (read.fault.kind != Fault::Kind::none) ++counters_.faults;
-        history_.push_back({op, read.fault.kind, clock_.now(), -1, 0});
+        double times = options_.tail.empty() ? 1 : draw_times();
+        if (const auto slow = slow_.find(read.number); slow != slow_.end()) times = slow->second;
+        history_.push_back({op, read.fault.kind, clock_.now(), -1, 0, times});
         if (options_.poison && op.length > 0) std::memset(op.dst, poison_byte, op.length);
         if (active_.size() < options_.channels) {
             begin(read, clock_.now());
         } else {
-            waiting_.push_back(read);
+            waiting_[options_.priorities && op.priority == Priority::speculative ? 1 : 0].push_back(read);
         }
     }
 }
@@ -52,9 +78,7 @@ size_t SimEngine::wait(std::span<Completion> out) {
     assert(!out.empty());
     run_until(clock_.now());
     while (over_.empty() && !active_.empty()) {
-        const auto first = std::min_element(active_.begin(), active_.end(),
-                                            [](const Active& a, const Active& b) { return a.finish < b.finish; });
-        clock_.advance_to(first->finish);
+        clock_.advance_to(next_event());
         run_until(clock_.now());
     }
     return hand_out(out);
@@ -98,18 +122,102 @@ Fault SimEngine::draw_fault(const ReadOp& op) {
     if (hit(rates.bit_flip)) return Fault::bit_flip(below(uint64_t{8} * op.need));
     if (hit(rates.truncated)) return Fault::truncated(static_cast<uint32_t>(below(op.need)));
     if (hit(rates.stall)) return Fault::stall(rates.stall_delay);
+    if (hit(rates.stale)) return Fault::stale();
+    if (hit(rates.never)) return Fault::never();
     return {};
 }
 
-Nanos SimEngine::service_time(const PartialRead& read) {
-    const double nanos = static_cast<double>(options_.latency) + options_.nanos_per_byte * read.length();
-    return static_cast<Nanos>(nanos * (1.0 + options_.jitter * uniform()));
+double SimEngine::draw_times() {
+    double u = uniform();
+    for (const Tail& tail : options_.tail) {
+        if (u < tail.share) return tail.times;
+        u -= tail.share;
+    }
+    return 1;
+}
+
+// What is at the device as this read begins, in reads of its length. `read` is on no channel yet, or on its own.
+double SimEngine::depth_for(const Active& read) {
+    const double own = std::max<uint32_t>(reads_[read.slot].length(), 1);
+    return std::accumulate(active_.begin(), active_.end(), 1.0, [&](double depth, const Active& other) {
+        return other.number == read.number ? depth : depth + reads_[other.slot].length() / own;
+    });
+}
+
+void SimEngine::start_attempt(Active& read, Nanos at) {
+    const uint32_t length = reads_[read.slot].length();
+    const double nanos = options_.table.empty()
+                             ? static_cast<double>(options_.latency) + options_.nanos_per_byte * length
+                             : static_cast<double>(options_.table.at(length, depth_for(read)));
+    read.finish = at + static_cast<Nanos>(nanos * (1.0 + options_.jitter * uniform()) * history_[read.number].times);
 }
 
 void SimEngine::begin(Active read, Nanos at) {
-    read.finish = at + service_time(reads_[read.slot]);
+    move_bytes(at);  // from here on there is one more to share with
+    start_attempt(read, at);
     if (read.fault.kind == Fault::Kind::stall) read.finish += read.fault.delay;
+    if (read.fault.kind == Fault::Kind::never) read.finish = at + options_.timeout;
+    if (options_.bandwidth.limited() && read.fault.kind != Fault::Kind::never) start_moving(read);
     active_.push_back(read);
+}
+
+void SimEngine::start_moving(Active& read) {
+    read.to_move = reads_[read.slot].length();
+    if (read.to_move == 0) return;
+    read.least = read.finish;
+    read.finish = no_event;
+}
+
+void SimEngine::begin_next(Nanos at) {
+    for (std::deque<Active>& waiting : waiting_) {
+        if (waiting.empty()) continue;
+        const Active next = waiting.front();
+        waiting.pop_front();
+        begin(next, std::max(at, history_[next.number].submitted));
+        return;
+    }
+}
+
+// The bytes of all reads under way go on, until a time that is not beyond the next event.
+void SimEngine::move_bytes(Nanos to) {
+    const Bandwidth& b = options_.bandwidth;
+    if (!b.limited() || to <= credit_at_) return;
+    const auto nanos = static_cast<double>(to - credit_at_);
+    const auto moving = std::count_if(active_.begin(), active_.end(), [](const Active& a) { return a.to_move > 0; });
+    double moved = 0;
+    if (moving > 0) {
+        const double part = moved_in(b, credit_, nanos) / static_cast<double>(moving);
+        for (Active& a : active_) {
+            if (a.to_move == 0) continue;
+            moved += std::min(part, a.to_move);
+            a.to_move -= part;
+            if (a.to_move > nothing) continue;
+            a.to_move = 0;
+            a.finish = std::max(a.least, to);
+        }
+    }
+    credit_ = std::clamp(credit_ + b.sustained * nanos - moved, 0.0, static_cast<double>(b.burst));
+    credit_at_ = to;
+}
+
+// When the bytes of the next read are through.
+Nanos SimEngine::next_through() const {
+    if (!options_.bandwidth.limited()) return no_event;
+    double least = 0;
+    int moving = 0;
+    for (const Active& a : active_) {
+        if (a.to_move == 0) continue;
+        least = moving++ == 0 ? a.to_move : std::min(least, a.to_move);
+    }
+    if (moving == 0) return no_event;
+    const double nanos = std::ceil(time_to_move(options_.bandwidth, credit_, least * moving));
+    return credit_at_ + std::max<Nanos>(static_cast<Nanos>(nanos), 1);
+}
+
+Nanos SimEngine::next_event() const {
+    Nanos at = next_through();
+    for (const Active& a : active_) at = std::min(at, a.finish);
+    return at;
 }
 
 // Plays everything that the device does up to `t`, in the order in which it happens.
@@ -118,20 +226,27 @@ void SimEngine::run_until(Nanos t) {
         const auto first = std::min_element(active_.begin(), active_.end(), [](const Active& a, const Active& b) {
             return std::pair(a.finish, a.number) < std::pair(b.finish, b.number);
         });
-        if (first == active_.end() || first->finish > t) return;
+        const Nanos done = first == active_.end() ? no_event : first->finish;
+        if (const Nanos through = next_through(); through < done && through <= t) {
+            move_bytes(through);
+            continue;
+        }
+        if (done > t) {
+            move_bytes(t);
+            return;
+        }
         PartialRead& read = reads_[first->slot];
         if (!read.take(attempt(read, first->fault))) {
-            first->finish += std::max<Nanos>(service_time(read), 1);  // time passes even for a free device
+            move_bytes(done);
+            start_attempt(*first, done);
+            first->finish = std::max(first->finish, done + 1);  // time passes even for a free device
+            if (options_.bandwidth.limited()) start_moving(*first);
             continue;
         }
         const Active ended = *first;
         active_.erase(first);
         finish(ended);
-        if (!waiting_.empty()) {
-            const Active next = waiting_.front();
-            waiting_.pop_front();
-            begin(next, std::max(ended.finish, history_[next.number].submitted));
-        }
+        begin_next(ended.finish);
     }
 }
 
@@ -155,6 +270,8 @@ int64_t SimEngine::attempt(const PartialRead& read, Fault& fault) {
             limit = std::min(limit, end > read.offset() ? end - read.offset() : 0);
             break;
         }
+        case Fault::Kind::never:
+            return -ETIMEDOUT;
         case Fault::Kind::none:
         case Fault::Kind::bit_flip:
         case Fault::Kind::stall:

@@ -1,9 +1,11 @@
 // Owns: a read engine without a drive: it obeys the contract of Engine on a virtual clock, with latency, bandwidth,
 // reordering and faults that a seed or a script decides.
-// Keeps: the same seed, script and calls give the same completions at the same virtual times; a buffer holds garbage
-// from submission until its read has completed, so that using it early shows.
+// Keeps: the same seed, script and calls give the same completions at the same virtual times; what the device has begun
+// it ends, whatever comes later (no preemption); a buffer holds garbage from submission until its read has completed,
+// so that using it early shows.
 #pragma once
 
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +17,7 @@
 
 #include "base/clock.h"
 #include "io/engine.h"
+#include "io/latency_table.h"
 #include "io/read_table.h"
 
 namespace sluice::io {
@@ -30,6 +33,7 @@ struct Fault {
         bit_flip,     // completes well, with bit `bit` of the needed bytes inverted
         truncated,    // the file ends `bytes` bytes after the read's offset
         stall,        // comes `delay` later
+        never,        // the device forgets it, on its channel; SimOptions::timeout ends it with ETIMEDOUT
     };
     Kind kind = Kind::none;
     uint32_t bytes = 0;
@@ -42,9 +46,11 @@ struct Fault {
     static Fault interrupted(unsigned times = 1) { return {.kind = Kind::interrupted, .times = times}; }
     static Fault again(unsigned times = 1) { return {.kind = Kind::again, .times = times}; }
     static Fault error(int error_number = EIO) { return {.kind = Kind::error, .error_number = error_number}; }
+    static Fault stale() { return error(ESTALE); }  // the server gave the file's handle to another file
     static Fault bit_flip(uint64_t bit = 0) { return {.kind = Kind::bit_flip, .bit = bit}; }
     static Fault truncated(uint32_t bytes = 0) { return {.kind = Kind::truncated, .bytes = bytes}; }
     static Fault stall(Nanos delay) { return {.kind = Kind::stall, .delay = delay}; }
+    static Fault never() { return {.kind = Kind::never}; }
 };
 
 // How probable each fault is for a read that the script does not mention. Their sum is at most 1.
@@ -57,6 +63,23 @@ struct FaultRates {
     double truncated = 0;
     double stall = 0;
     Nanos stall_delay = 100'000'000;
+    double stale = 0;
+    double never = 0;
+};
+
+// Some reads take several times as long.
+struct Tail {
+    double share = 0;  // of all reads
+    double times = 1;
+};
+
+// What all channels move together, as of a drive with a cache in front or of a virtual one with a limit: `burst` bytes
+// at `burst_rate` if it has rested, else `sustained` ones per nanosecond. Reads under way have equal parts of it.
+struct Bandwidth {
+    double sustained = 0;  // bytes per nanosecond; 0: no limit
+    double burst_rate = 0;
+    uint64_t burst = 0;
+    [[nodiscard]] bool limited() const { return sustained > 0; }
 };
 
 struct SimOptions {
@@ -67,6 +90,19 @@ struct SimOptions {
     Nanos latency = 100'000;
     double nanos_per_byte = 1.0;
     double jitter = 0;
+    // If it has a point, instead of latency and nanos_per_byte. The depth is what the device serves as the attempt
+    // begins, this read included, in reads of this size: four of 64 KiB beside one of 1 MiB are a quarter of a read to
+    // it, not four.
+    LatencyTable table = {};
+    // Each of other reads; their shares are at most 1 together.
+    std::vector<Tail> tail = {};
+    // An attempt also lasts until its bytes are through.
+    Bandwidth bandwidth = {};
+    // Of what waits, exact reads go to the device before speculative ones.
+    bool priorities = false;
+    // After this time at the device a read that never completes is given up, like a kernel does with a drive. Until
+    // then it holds its channel; wait() comes to it when nothing else is left that could end.
+    Nanos timeout = 30'000'000'000;
     // Hands out completions that are there together in a random order.
     bool shuffle = false;
     bool poison = true;
@@ -89,6 +125,7 @@ struct SimRead {
     Nanos submitted = 0;
     Nanos finished = -1;  // -1: not yet
     int error = 0;
+    double times = 1;  // what the tail made of it
 };
 
 class SimEngine final : public Engine {
@@ -103,6 +140,8 @@ class SimEngine final : public Engine {
     void truncate(const File& file, uint64_t bytes);
     // The k-th read submitted in this engine's life, from 0, suffers `fault`, whatever the rates say.
     void fault_at(uint64_t k, const Fault& fault) { script_[k] = fault; }
+    // It takes this many times as long, whatever the tail says.
+    void slow_at(uint64_t k, double times) { slow_[k] = times; }
 
     void submit(std::span<const ReadOp> batch) override;
     size_t wait(std::span<Completion> out) override;
@@ -120,14 +159,23 @@ class SimEngine final : public Engine {
         ReadTable::Index slot = 0;
         uint64_t number = 0;  // in history_
         Fault fault;          // what is left of it
-        Nanos finish = 0;     // of the attempt under way
+        Nanos finish = 0;     // of the attempt under way; not known while bytes have to get through
+        Nanos least = 0;      // but not before this
+        double to_move = 0;   // bytes that have to get through, where bandwidth is limited
     };
 
     double uniform();  // [0, 1)
     Fault draw_fault(const ReadOp& op);
-    Nanos service_time(const PartialRead& read);
+    double draw_times();
+    double depth_for(const Active& read);
+    void start_attempt(Active& read, Nanos at);
+    void start_moving(Active& read);
     void begin(Active read, Nanos at);
+    void begin_next(Nanos at);
     void run_until(Nanos t);
+    [[nodiscard]] Nanos next_event() const;
+    [[nodiscard]] Nanos next_through() const;
+    void move_bytes(Nanos to);
     int64_t attempt(const PartialRead& read, Fault& fault);
     int64_t read_contents(const File& file, std::byte* dst, uint64_t length, uint64_t offset) const;
     void finish(const Active& ended);
@@ -138,10 +186,14 @@ class SimEngine final : public Engine {
     std::mt19937_64 random_;
     std::map<const File*, std::vector<std::byte>> contents_;
     std::map<uint64_t, Fault> script_;
+    std::map<uint64_t, double> slow_;
 
     ReadTable reads_;
-    std::deque<Active> waiting_;
+    std::array<std::deque<Active>, 2> waiting_;  // by priority, where that counts
     std::vector<Active> active_;
+    // Bytes that may still go at the burst's rate, as of a time.
+    double credit_ = 0;
+    Nanos credit_at_ = 0;
     std::vector<Completion> over_;
     SimCounters counters_;
     std::vector<SimRead> history_;

@@ -156,7 +156,12 @@ TEST_F(Sim, SameSeedSameRun) {
                      .error = 0.1,
                      .bit_flip = 0.1,
                      .truncated = 0.1,
-                     .stall = 0.1};
+                     .stall = 0.1,
+                     .stale = 0.05,
+                     .never = 0.05};
+    options.table = LatencyTable({4096}, {1, 4}, {1000, 9000});
+    options.tail = {{0.1, 20}};
+    options.bandwidth = {.sustained = 1, .burst_rate = 2, .burst = 8192};
     std::vector<std::vector<uint64_t>> orders;
     std::vector<std::vector<std::byte>> bytes;
     std::vector<Nanos> ends;
@@ -184,6 +189,275 @@ TEST_F(Sim, ShufflesWhatIsThereTogether) {
     const std::vector<uint64_t> order = order_of(drain(sim));
     EXPECT_EQ(order.size(), blocks);
     EXPECT_FALSE(std::is_sorted(order.begin(), order.end()));
+}
+
+// ---- the time that reads take
+
+TEST(LatencyTable, IsLinearBetweenItsPointsAndConstantBeyond) {
+    const LatencyTable table({1000, 3000}, {1, 5}, {100, 500, 300, 1100});
+    EXPECT_EQ(table.at(1000, 1), 100);
+    EXPECT_EQ(table.at(3000, 5), 1100);
+    EXPECT_EQ(table.at(2000, 1), 200);
+    EXPECT_EQ(table.at(1000, 2), 200);
+    EXPECT_EQ(table.at(2000, 3), 500);  // in the middle of all four
+    EXPECT_EQ(table.at(1000, 1.5), 150);
+    EXPECT_EQ(table.at(1, 1), 100);
+    EXPECT_EQ(table.at(UINT64_MAX, 100), 1100);
+    EXPECT_EQ(table.at(5000, 0), 300);
+    EXPECT_EQ(LatencyTable({4096}, {1}, {77}).at(1, 64), 77);
+    EXPECT_TRUE(LatencyTable().empty());
+    EXPECT_FALSE(table.empty());
+}
+
+TEST_F(Sim, TakesTheTimeThatTheTableHasForWhatIsAtTheDevice) {
+    SimOptions options;
+    options.channels = 3;
+    options.table = LatencyTable({4096, 16384}, {1, 4}, {1000, 4000, 2000, 8000});
+    SimEngine sim(clock_, options);
+    sim.set_contents(file_, pattern(blocks * 4096));
+    std::vector<ReadOp> ops = batch(8);
+    ops[4].length = ops[4].need = 16384;
+    sim.submit(std::span(ops).first(4));
+    drain(sim);
+    // The device serves one, two, three; the fourth begins when the first has ended, beside two others.
+    EXPECT_EQ(sim.history()[0].finished, 1000);
+    EXPECT_EQ(sim.history()[1].finished, 2000);
+    EXPECT_EQ(sim.history()[2].finished, 3000);
+    EXPECT_EQ(sim.history()[3].finished, 1000 + 3000);
+    // Beside a read of four times its length a small one has five at the device, the table knows four; to the large
+    // one the small one is a quarter.
+    const Nanos t = clock_.now();
+    sim.submit(std::span(ops).subspan(4, 1));
+    sim.submit(std::span(ops).first(1));
+    drain(sim);
+    EXPECT_EQ(sim.history()[4].finished - t, 2000);
+    EXPECT_EQ(sim.history()[5].finished - t, 4000);
+    const Nanos u = clock_.now();
+    sim.submit(std::span(ops).first(1));
+    sim.submit(std::span(ops).subspan(4, 1));
+    drain(sim);
+    EXPECT_EQ(sim.history()[7].finished - u, 2500);
+}
+
+TEST_F(Sim, AShareOfReadsTakesSeveralTimesAsLong) {
+    SimOptions options;
+    options.channels = 1;
+    options.latency = 1000;
+    options.nanos_per_byte = 0;
+    options.tail = {{0.04, 10}, {0.01, 100}};
+    std::vector<std::vector<Nanos>> runs;
+    for (const uint64_t seed : {1U, 1U, 2U}) {
+        VirtualClock clock;
+        options.seed = seed;
+        SimEngine sim(clock, options);
+        sim.set_contents(file_, pattern(blocks * 4096));
+        std::vector<Nanos>& took = runs.emplace_back();
+        for (int i = 0; i < 100; ++i) {
+            sim.submit(batch(blocks));
+            drain(sim);
+        }
+        Nanos before = 0;
+        for (const SimRead& r : sim.history()) {
+            took.push_back(r.finished - before);
+            EXPECT_EQ(took.back(), static_cast<Nanos>(1000 * r.times));
+            before = r.finished;
+        }
+        const auto share = [&](Nanos nanos) {
+            return static_cast<double>(std::count(took.begin(), took.end(), nanos)) / static_cast<double>(took.size());
+        };
+        EXPECT_NEAR(share(10'000), 0.04, 0.01);
+        EXPECT_NEAR(share(100'000), 0.01, 0.005);
+        EXPECT_NEAR(share(1000), 0.95, 0.015);
+    }
+    EXPECT_EQ(runs[0], runs[1]);
+    EXPECT_NE(runs[0], runs[2]);
+}
+
+TEST_F(Sim, AChosenReadIsSlow) {
+    SimEngine sim(clock_, {.latency = 1000, .nanos_per_byte = 0});
+    sim.set_contents(file_, pattern(blocks * 4096));
+    sim.slow_at(1, 7);
+    EXPECT_EQ(run(sim, 3), std::vector<int>(3, 0));
+    EXPECT_EQ(sim.history()[0].finished, 1000);
+    EXPECT_EQ(sim.history()[1].finished, 7000);
+    EXPECT_EQ(sim.history()[1].times, 7);
+}
+
+TEST_F(Sim, ChannelsShareTheBandwidth) {
+    SimEngine sim(clock_, {.channels = 2, .latency = 100, .nanos_per_byte = 0, .bandwidth = {.sustained = 0.5}});
+    sim.set_contents(file_, pattern(blocks * 4096));
+    std::vector<ReadOp> ops = batch(3);
+    ops[0].length = ops[0].need = 1024;
+    sim.submit(std::span(ops).first(2));
+    drain(sim);
+    EXPECT_EQ(sim.history()[0].finished, 4096);  // half of the bandwidth
+    EXPECT_EQ(sim.history()[1].finished, 2 * (1024 + 4096));
+    // Alone again, and as late as latency demands where that is more.
+    const Nanos t = clock_.now();
+    sim.submit(std::span(ops).first(1));
+    drain(sim);
+    EXPECT_EQ(sim.history()[2].finished - t, 2048);
+    SimEngine far(clock_, {.channels = 2, .latency = 50'000, .nanos_per_byte = 0, .bandwidth = {.sustained = 0.5}});
+    far.set_contents(file_, pattern(blocks * 4096));
+    const Nanos u = clock_.now();
+    far.submit(std::span(ops).first(2));
+    drain(far);
+    EXPECT_EQ(far.history()[1].finished - u, 50'000);
+}
+
+TEST_F(Sim, ARestedDeviceIsFastForAWhile) {
+    const Bandwidth bandwidth{.sustained = 1, .burst_rate = 5, .burst = 4 * 4096};
+    SimEngine sim(clock_, {.channels = 1, .latency = 0, .nanos_per_byte = 0, .bandwidth = bandwidth});
+    sim.set_contents(file_, pattern(blocks * 4096));
+    const auto read = [&](size_t n) {
+        const Nanos t = clock_.now();
+        sim.submit(batch(n));
+        drain(sim);
+        return clock_.now() - t;
+    };
+    // 4 blocks of credit are spent at 4 bytes per nanosecond, while 5 get through: 5 blocks in the time of one.
+    EXPECT_NEAR(static_cast<double>(read(5)), 4096, 8);
+    EXPECT_NEAR(static_cast<double>(read(2)), 2 * 4096, 8);
+    clock_.advance_to(clock_.now() + 2 * 4096);
+    EXPECT_NEAR(static_cast<double>(read(2)), 2 * 4096 / 5.0, 8);
+    clock_.advance_to(clock_.now() + 1000 * 4096);
+    EXPECT_NEAR(static_cast<double>(read(6)), 2 * 4096, 8) << "it does not save up more";
+}
+
+// Whatever is asked for when: no stretch of time sees more bytes than the device can move in it.
+TEST_F(Sim, NoMoreBytesGetThroughThanTheBandwidthHas) {
+    const Bandwidth bandwidth{.sustained = 0.7, .burst_rate = 3, .burst = 3 * 4096};
+    for (const uint64_t seed : {1U, 2U, 3U}) {
+        VirtualClock clock;
+        SimOptions options;
+        options.seed = seed;
+        options.channels = 6;
+        options.latency = 500;
+        options.nanos_per_byte = 0;
+        options.jitter = 3;
+        options.bandwidth = bandwidth;
+        options.rates = {.short_read = 0.2, .interrupted = 0.1, .stall = 0.05, .stall_delay = 20'000};
+        SimEngine sim(clock, options);
+        sim.set_contents(file_, pattern(blocks * 4096));
+        std::mt19937 random(static_cast<unsigned>(seed));
+        std::array<Completion, 4> out;
+        while (sim.counters().reads < 600) {
+            std::vector<ReadOp> ops = batch(1 + random() % 8);
+            for (ReadOp& op : ops) op.length = op.need = static_cast<uint32_t>(1 + random() % 4096);
+            sim.submit(ops);
+            if (random() % 2 == 0) (void)sim.wait(out);
+            if (random() % 4 == 0) clock.advance_to(clock.now() + static_cast<Nanos>(random() % 60'000));
+        }
+        while (sim.wait(out) > 0) {
+        }
+        uint64_t all = 0;
+        for (const SimRead& r : sim.history()) all += r.op.length;
+        EXPECT_GE(sim.counters().bytes, all) << "every byte came, some twice";
+        const std::vector<SimRead>& reads = sim.history();
+        for (size_t from = 0; from < reads.size(); from += 7) {
+            const Nanos begin = reads[from].submitted;
+            std::vector<std::pair<Nanos, uint64_t>> ends;
+            for (const SimRead& r : reads) {
+                if (r.submitted >= begin) ends.emplace_back(r.finished, r.op.length);
+            }
+            std::sort(ends.begin(), ends.end());
+            double bytes = 0;
+            for (const auto& [end, length] : ends) {
+                bytes += static_cast<double>(length);
+                const auto nanos = static_cast<double>(end - begin);
+                ASSERT_LE(bytes, static_cast<double>(bandwidth.burst) + bandwidth.sustained * nanos + 1);
+                ASSERT_LE(bytes, bandwidth.burst_rate * nanos + 1);
+            }
+        }
+    }
+}
+
+// And a device that always has something to do moves as much.
+TEST_F(Sim, NoBandwidthIsLost) {
+    SimEngine sim(clock_, {.channels = 7, .latency = 0, .nanos_per_byte = 0, .bandwidth = {.sustained = 0.3}});
+    sim.set_contents(file_, pattern(blocks * 4096));
+    std::vector<ReadOp> ops = batch(blocks);
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < ops.size(); ++i) bytes += ops[i].length = ops[i].need = static_cast<uint32_t>(1 + 63 * i);
+    sim.submit(ops);
+    drain(sim);
+    EXPECT_NEAR(static_cast<double>(clock_.now()), static_cast<double>(bytes) / 0.3, 2 * blocks);
+}
+
+TEST_F(Sim, ExactReadsGoBeforeSpeculativeOnesWhereTheDeviceKnows) {
+    for (const bool priorities : {false, true}) {
+        VirtualClock clock;
+        SimEngine sim(clock, {.channels = 1, .latency = 10, .nanos_per_byte = 0, .priorities = priorities});
+        sim.set_contents(file_, pattern(blocks * 4096));
+        std::vector<ReadOp> ops = batch(6);
+        for (const size_t speculative : {0U, 1U, 3U}) ops[speculative].priority = Priority::speculative;
+        sim.submit(ops);
+        std::vector<uint64_t> order;
+        for (const Completion& c : drain(sim)) order.push_back(c.tag);
+        // What the device has begun, it ends.
+        EXPECT_EQ(order,
+                  priorities ? (std::vector<uint64_t>{0, 2, 4, 5, 1, 3}) : (std::vector<uint64_t>{0, 1, 2, 3, 4, 5}));
+    }
+}
+
+// ---- reads that never come
+
+TEST_F(Sim, AReadThatNeverCompletesHoldsNobodyElseUp) {
+    SimEngine sim(clock_, {.channels = 2, .latency = 100, .nanos_per_byte = 0, .timeout = 1'000'000});
+    sim.set_contents(file_, pattern(blocks * 4096));
+    sim.fault_at(1, Fault::never());
+    sim.submit(batch(6));
+    std::array<Completion, 1> out;
+    for (const uint64_t tag : {0U, 2U, 3U, 4U, 5U}) {
+        ASSERT_EQ(sim.wait(out), 1U);
+        EXPECT_EQ(out[0].tag, tag);
+        EXPECT_EQ(out[0].error, 0);
+    }
+    EXPECT_EQ(clock_.now(), 500) << "on the other channel, one after the other";
+    EXPECT_EQ(sim.poll(out), 0U);
+    EXPECT_EQ(sim.outstanding(), 1U);
+    EXPECT_FALSE(right(1));
+    // Nothing else could end.
+    ASSERT_EQ(sim.wait(out), 1U);
+    EXPECT_EQ(out[0].tag, 1U);
+    EXPECT_EQ(out[0].error, ETIMEDOUT);
+    EXPECT_EQ(clock_.now(), 1'000'000);
+    EXPECT_EQ(sim.wait(out), 0U);
+    EXPECT_EQ(sim.history()[1].fault, Fault::Kind::never);
+    EXPECT_EQ(sim.counters().failed, 1U);
+}
+
+TEST_F(Sim, ADeviceFullOfReadsThatNeverCompleteComesBack) {
+    SimEngine sim(clock_, {.channels = 2, .latency = 100, .nanos_per_byte = 0, .timeout = 5000});
+    sim.set_contents(file_, pattern(blocks * 4096));
+    for (const uint64_t k : {0U, 1U, 2U}) sim.fault_at(k, Fault::never());
+    EXPECT_EQ(run(sim, 4), (std::vector<int>{ETIMEDOUT, ETIMEDOUT, ETIMEDOUT, 0}));
+    EXPECT_EQ(sim.history()[3].finished, 5100) << "when a channel was given up";
+    EXPECT_EQ(clock_.now(), 10'000);
+    // Time that passes by itself gives up, too.
+    sim.fault_at(4, Fault::never());
+    sim.submit(batch(1));
+    clock_.advance_to(clock_.now() + 5000);
+    std::array<Completion, 1> out;
+    ASSERT_EQ(sim.poll(out), 1U);
+    EXPECT_EQ(out[0].error, ETIMEDOUT);
+}
+
+TEST_F(Sim, AStaleHandleIsAnError) {
+    SimEngine sim(clock_);
+    sim.set_contents(file_, pattern(blocks * 4096));
+    sim.fault_at(1, Fault::stale());
+    EXPECT_EQ(run(sim, 3), (std::vector<int>{0, ESTALE, 0}));
+}
+
+TEST_F(Sim, EveryFaultHasARate) {
+    SimOptions options;
+    options.rates = {.stale = 0.3, .never = 0.3};
+    SimEngine sim(clock_, options);
+    sim.set_contents(file_, pattern(blocks * 4096));
+    const std::vector<int> errors = run(sim, blocks);
+    for (const int error : {0, ESTALE, ETIMEDOUT})
+        EXPECT_GT(std::count(errors.begin(), errors.end(), error), 8) << error;
 }
 
 // Everything costs nothing: a faulty device must still get somewhere.

@@ -207,6 +207,19 @@ inline std::unique_ptr<Engine> make_stormy_sim(unsigned lanes) {
     return std::make_unique<OwningSim>(options);
 }
 
+// With everything that real drives do to those who wait for them, except failing.
+inline std::unique_ptr<Engine> make_realistic_sim(unsigned lanes) {
+    SimOptions options;
+    options.channels = lanes;
+    options.seed = 11;
+    options.table = LatencyTable({4096, 1 * MiB}, {1, 8}, {80'000, 200'000, 900'000, 5'000'000});
+    options.tail = {{0.04, 5}, {0.01, 40}};
+    options.bandwidth = {.sustained = 1, .burst_rate = 4, .burst = 256 * KiB};
+    options.shuffle = true;
+    options.priorities = true;
+    return std::make_unique<OwningSim>(options);
+}
+
 inline std::vector<Kind> all_kinds() {
     return {{"uring", make_uring},
             {"hostile_uring", make_hostile_uring},
@@ -216,7 +229,8 @@ inline std::vector<Kind> all_kinds() {
             {"prioritised_pool", make_prioritised_pool},
             {"mmap", make_mmap},
             {"sim", make_sim},
-            {"stormy_sim", make_stormy_sim}};
+            {"stormy_sim", make_stormy_sim},
+            {"realistic_sim", make_realistic_sim}};
 }
 
 // Waits until nothing is outstanding. Fails the test if a read completes twice.
