@@ -348,6 +348,12 @@ Json comparison_json(std::span<const Record> records, const std::vector<Speed>& 
     return {{"differences", std::move(groups)}, {"ratios", std::move(ratios)}};
 }
 
+// Where the host program did the rest.
+constexpr const char* kGraphNote =
+    "Only llama.cpp's graph was recorded: speeds leave out sampling and text. Rows are told apart by their tokens: "
+    "batches "
+    "of several are prompts, but also several sequences decoded at once, or drafts being verified.";
+
 }  // namespace
 
 // Six digits are more than a plot or a table shows, and half as long in the page.
@@ -365,6 +371,11 @@ std::string name_of_file(const std::string& path) {
     std::string name = path.substr(path.rfind('/') + 1);
     if (name.ends_with(".jsonl") && name.size() > 6) name.resize(name.size() - 6);
     return valid_text(name);
+}
+
+const char* phase_words(const Record& record, Phase phase) {
+    if (text_at(record.book.header, "scope") != "graph") return trace::phase_name(phase);
+    return phase == Phase::prefill ? "batches" : "single tokens";
 }
 
 Json report_data(std::span<const Record> records, std::span<const RaceResult> races) {
@@ -393,26 +404,29 @@ Json report_data(std::span<const Record> records, std::span<const RaceResult> ra
             model += (model.empty() ? "" : ", ") + (name.empty() ? "a model without a name" : name);
         }
         const Speed& s = speeds.back();
-        list.push_back({{"letter", std::string(1, static_cast<char>('A' + i % kMaxRecords))},
-                        {"name", name_of_file(r.path)},
-                        {"model", model.empty() ? Json(nullptr) : Json(model)},
-                        {"program", text_at(r.book.header, "program")},
-                        {"scope", text_at(r.book.header, "scope")},
-                        {"time", text_at(r.book.header, "time")},
-                        {"status", status_json(r)},
-                        {"rows", r.rows.size()},
-                        {"layer_numbers", layer_numbers(r)},
-                        {"prefill", phase_json(r, Phase::prefill)},
-                        {"decode", phase_json(r, Phase::decode)},
-                        {"memory", memory_json(r)},
-                        {"experts", experts_json(r)},
-                        {"speed",
-                         {{"values", s.values},
-                          {"used", s.used},
-                          {"block", s.block},
-                          {"ms_per_token", estimate_json(s.ms_per_token)},
-                          {"tokens_per_second", estimate_json(s.tokens_per_second)}}},
-                        {"facts", std::move(facts)}});
+        list.push_back(
+            {{"letter", std::string(1, static_cast<char>('A' + i % kMaxRecords))},
+             {"name", name_of_file(r.path)},
+             {"model", model.empty() ? Json(nullptr) : Json(model)},
+             {"program", text_at(r.book.header, "program")},
+             {"scope", text_at(r.book.header, "scope")},
+             {"phases", {{"prefill", phase_words(r, Phase::prefill)}, {"decode", phase_words(r, Phase::decode)}}},
+             {"note", text_at(r.book.header, "scope") == "graph" ? Json(kGraphNote) : Json(nullptr)},
+             {"time", text_at(r.book.header, "time")},
+             {"status", status_json(r)},
+             {"rows", r.rows.size()},
+             {"layer_numbers", layer_numbers(r)},
+             {"prefill", phase_json(r, Phase::prefill)},
+             {"decode", phase_json(r, Phase::decode)},
+             {"memory", memory_json(r)},
+             {"experts", experts_json(r)},
+             {"speed",
+              {{"values", s.values},
+               {"used", s.used},
+               {"block", s.block},
+               {"ms_per_token", estimate_json(s.ms_per_token)},
+               {"tokens_per_second", estimate_json(s.tokens_per_second)}}},
+             {"facts", std::move(facts)}});
     }
     Json race_list = Json::array();
     for (const RaceResult& race : races) race_list.push_back(race_data(race));

@@ -21,6 +21,9 @@ inline constexpr size_t kMaxRecords = 26;  // they are called A to Z
 // Runs, races, or both.
 trace::Json report_data(std::span<const trace::Record> records, std::span<const RaceResult> races = {});
 
+// "prefill" and "decode"; where the record cannot know that, what it does know.
+const char* phase_words(const trace::Record& record, trace::Phase phase);
+
 // One race, of which all numbers are the judge's (race.h).
 trace::Json race_data(const RaceResult& race);
 

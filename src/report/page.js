@@ -264,6 +264,13 @@
     ];
   }
 
+  // What the record calls a phase; what all of them do, where it is one for all.
+  const phaseOf = (r, phase) => r.phases[phase];
+  const phaseOfAll = (phase) => records.length > 0 && records.every((r) => r.phases[phase] === records[0].phases[phase])
+    ? records[0].phases[phase] : phase;
+  const axisOf = (phase) => phase === "decode" ? (phaseOfAll(phase) === phase ? "decoded token" : "token")
+    : (phaseOfAll(phase) === phase ? "prefill batch" : "batch");
+
   const unitOfRow = (phase) => phase === "decode" ? "token" : "batch";
 
   function rowText(series, i, phase) {
@@ -281,7 +288,7 @@
 
   // Records with rows in the chosen phase: [[number, record, phase]].
   const chosen = () => records.map((r, i) => [i, r, r[state.phase]]).filter(([, , p]) => p);
-  const noRows = () => "No " + state.phase + " rows in " + (records.length > 1 ? "these records." : "this record.");
+  const noRows = () => "No " + phaseOfAll(state.phase) + " rows in " + (records.length > 1 ? "these records." : "this record.");
 
   // The place in a list of ordered numbers that is nearest to a value.
   function nearest(list, value) {
@@ -298,7 +305,7 @@
     const list = chosen();
     if (list.length === 0) return noRows();
     const known = list.filter(([, , p]) => p.series && p.series.tokens_per_second);
-    if (known.length === 0) return "The time of " + state.phase + " rows was not measured.";
+    if (known.length === 0) return "The time of " + phaseOfAll(state.phase) + " rows was not measured.";
     const series = [];
     const legend = [];
     const alone = known.length === 1;
@@ -335,7 +342,7 @@
         (known.some(([, , p]) => p.series.tokens_per_second_low) ? " The shade reaches from the slowest to the fastest in it." : ""),
       option: {
         grid: grid(),
-        xAxis: xAxis(state.phase === "decode" ? "decoded token" : "prefill batch", {minInterval: 1}),
+        xAxis: xAxis(axisOf(state.phase), {minInterval: 1}),
         yAxis: yAxis("tok/s"),
         series,
         tooltip: tooltip((at) => {
@@ -397,7 +404,7 @@
         + "which a larger cache or a faster drive would shorten; blue is arithmetic." + binSentence([s], state.phase),
       option: {
         grid: grid(),
-        xAxis: xAxis(state.phase === "decode" ? "decoded token" : "prefill batch", {minInterval: 1}),
+        xAxis: xAxis(axisOf(state.phase), {minInterval: 1}),
         yAxis: yAxis("ms per token"),
         series: names.map((name) => line(name, xs.map((x, k) => [x, s.parts_ms[name][k]]), colours["p-" + name], {
           stack: "parts", step: xs.length < 60 ? "middle" : false, symbol: xs.length < 2 ? "circle" : "none",
@@ -425,7 +432,7 @@
     return {
       height: 96 + 46 * list.length,
       legend: partLegend(names),
-      how: "One average token of the whole " + state.phase + " phase, cut into its parts. " + sharesText(list[0], names),
+      how: "One average token of all rows (" + phaseOfAll(state.phase) + "), cut into its parts. " + sharesText(list[0], names),
       option: {
         grid: grid({top: 12, bottom: 30}),
         xAxis: xAxis("ms per token", {min: 0, max: undefined, splitLine: {lineStyle: {color: colours.grid}}}),
@@ -526,7 +533,7 @@
         + "(dashed) and then shows what this size is worth." + binSentence(list.map(([, , p]) => p.series), state.phase),
       option: {
         grid: grid(),
-        xAxis: xAxis(state.phase === "decode" ? "decoded token" : "prefill batch", {minInterval: 1}),
+        xAxis: xAxis(axisOf(state.phase), {minInterval: 1}),
         yAxis: [
           yAxis("hit rate", {max: 1, axisLabel: {color: colours.soft, fontSize: 12, formatter: (v) => Math.round(v * 100) + " %"}}),
           yAxis("experts", {show: resident, max: counts.length > 0 ? counts.reduce((a, b) => Math.max(a, b)) : undefined,
@@ -868,11 +875,12 @@
   const valueCell = (text) => text === NOTHING ? make("td.absent", text) : make("td", text);
 
   function summaryCard() {
-    const columns = records.flatMap((r, i) => ["prefill", "decode"].filter((p) => r[p]).map((phase) => ({i, r, phase})));
+    // Of each phase all records beside each other: on a phone the first are seen, and are to be the ones that are compared.
+    const columns = ["decode", "prefill"].flatMap((phase) => records.map((r, i) => ({i, r, phase}))).filter(({r, phase}) => r[phase]);
     if (columns.length === 0)
       return card("summary", "Figures", true, [make("p.absent-plot", "No rows: nothing was computed, or the run ended before its first row.")]);
-    const head = () => ["", ...columns.map(({i, phase}) => records.length > 1
-      ? make("span", [letterMark(i), " " + phase]) : phase)];
+    const head = () => ["", ...columns.map(({i, r, phase}) => records.length > 1
+      ? make("span", [letterMark(i), " " + phaseOf(r, phase)]) : phaseOf(r, phase))];
     const figureRow = ([name, about]) => make("tr", [
       make("th", [words(name), make("span.help", about.help)], {scope: "row"}),
       ...columns.map(({r, phase}) => valueCell(figureText(name, r[phase].figures[name])))]);
@@ -886,8 +894,8 @@
       make("th", [words(name.replace(/_(ns|bytes)$/, "")), make("span.help", about.help)], {scope: "row"}),
       ...columns.map(({r, phase}) => valueCell(totalText(name, r[phase].totals[name])))]));
     return card("summary", "Figures", true, [
-      tableOf(head(), rows),
-      make("details", [make("summary", "All totals"), tableOf(head(), totals)])]);
+      tableOf(head(), rows, "figures"),
+      make("details", [make("summary", "All totals"), tableOf(head(), totals, "figures")])]);
   }
 
   function differencesCard() {
@@ -953,6 +961,7 @@
       r.model === null ? null : make("span", r.model),
       make("span.soft", [r.program, r.time].filter((t) => t).join(", ")),
       said ? make("span", said) : null,
+      r.note ? make("span.soft", r.note) : null,
     ]);
   }
 
@@ -971,7 +980,7 @@
     const more = phase === "decode" && speed
       ? "median " + decimal(speed.median) + (isNumber(speed.low) ? " (" + decimal(speed.low) + " to " + decimal(speed.high) + ")" : "") : null;
     const tiles = make("div.tiles", [
-      tile(phase + " speed", figureText("tokens_per_second", f.tokens_per_second), more),
+      tile(phaseOf(r, phase) + (phase === phaseOf(r, phase) ? " speed" : ", speed"), figureText("tokens_per_second", f.tokens_per_second), more),
       tile("one token", figureText("ms_per_token", f.ms_per_token),
            isNumber(f.roofline_ms_per_token) ? "roofline " + figureText("roofline_ms_per_token", f.roofline_ms_per_token) : null),
       tile("standing still for reads", figureText("exposed_wait_fraction", f.exposed_wait_fraction), "of the wall time"),
@@ -1003,7 +1012,7 @@
 
     const controls = document.getElementById("controls");
     if (races.length > 0 || (records.some((r) => r.decode) && records.some((r) => r.prefill)))
-      controls.append(choice("Phase", [["decode", "decode"], ["prefill", "prefill"]], state.phase, (v) => { state.phase = v; }));
+      controls.append(choice("Phase", ["decode", "prefill"].map((p) => [p, phaseOfAll(p)]), state.phase, (v) => { state.phase = v; }));
     if (records.length > 1)
       controls.append(choice("Plots of one record show", records.map((r, i) => [i, r.letter]), 0, (v) => {
         state.record = v;

@@ -154,7 +154,7 @@ std::string summary(const Json& data, const Json& record) {
     }
     if (phases.empty()) return "No rows: nothing was computed, or the run ended before its first row.\n\n";
     std::vector<std::string> head{"figure"};
-    head.insert(head.end(), phases.begin(), phases.end());
+    for (const std::string& phase : phases) head.push_back(record["phases"][phase].get<std::string>());
     Table table(head);
     const auto line = [&](const std::string& name, auto spell) {
         std::vector<std::string> cells{name};
@@ -184,14 +184,15 @@ std::string roofline(const Json& record) {
         const Json& p = record[phase];
         if (!p.is_object()) continue;
         const Json& f = p["figures"];
+        const auto words = record["phases"][phase].get<std::string>();
         if (!p["binds"].is_string()) {
-            out += fmt::format("- {}: what binds is not measured.\n", phase);
+            out += fmt::format("- {}: what binds is not measured.\n", words);
             continue;
         }
         out += fmt::format(
             "- {}: bound by {}. Compute {} and drive {} per token; perfect overlap would leave {}. The run is {} above "
             "that.\n",
-            phase, p["binds"].get<std::string>() == "drive" ? "the drive" : "compute",
+            words, p["binds"].get<std::string>() == "drive" ? "the drive" : "compute",
             spell_figure(f["compute_ms_per_token"], "ms", false), spell_figure(f["drive_ms_per_token"], "ms", false),
             spell_figure(f["roofline_ms_per_token"], "ms", false), spell_figure(f["residual_fraction"], "1", true));
     }
@@ -211,7 +212,8 @@ std::string where_it_goes(const Json& record) {
         }
         table.row({name, spell_figure(part["ms_per_token"], "ms", false), spell_figure(part["share"], "1", true)});
     }
-    std::string out = fmt::format("Where a token goes ({}):\n\n", record["decode"].is_object() ? "decode" : "prefill");
+    const char* phase = record["decode"].is_object() ? "decode" : "prefill";
+    std::string out = fmt::format("Where a token goes ({}):\n\n", record["phases"][phase].get<std::string>());
     out += table.text();
     if (!absent.empty())
         out += fmt::format("Not measured, or nothing of the kind: {}. If it took time, that is within the others.\n\n",
@@ -295,6 +297,7 @@ std::string text_report(const Json& data) {
         if (r["model"].is_string()) out += fmt::format("Model {}. ", quoted(r["model"].get<std::string>()));
         out += r["status"]["words"].get<std::string>();
         if (r["status"]["error"].is_string()) out += " It says: " + quoted(r["status"]["error"].get<std::string>());
+        if (r["note"].is_string()) out += " " + r["note"].get<std::string>();
         out += "\n\n";
         out += summary(data, r);
         out += roofline(r);

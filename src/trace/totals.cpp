@@ -63,7 +63,7 @@ Value roofline_ns(const Totals& t) {
 constexpr double kMilli = 1e-6;  // ns to ms
 
 constexpr Figure kFigures[] = {
-    {"tokens_per_second", "tok/s", "tokens over wall time of the whole loop",
+    {"tokens_per_second", "tok/s", "tokens over wall time",
      [](const Totals& t) { return scaled(ratio(tokens_of(t), number(t.sum.wall)), 1e9); }},
     {"ms_per_token", "ms", "wall time of a token", [](const Totals& t) { return scaled(wall_ns(t), kMilli); }},
     {"hit_rate", "1", "look-ups that found their expert wholly resident",

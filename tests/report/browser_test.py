@@ -146,6 +146,13 @@ PLOTS = """[...document.querySelectorAll("#plots > section")].filter((card) => c
           how: card.querySelector(".how").textContent, title: card.querySelector("h2").textContent};
 })"""
 
+# The heads of the columns of figures that are seen whole, without scrolling.
+SEEN = """(() => {
+  const box = document.querySelector("#summary .scroll").getBoundingClientRect();
+  return [...document.querySelector("#summary .scroll").querySelectorAll("thead th")]
+    .filter((h) => h.textContent && h.getBoundingClientRect().right <= box.right + 1).map((h) => h.textContent).slice(0, 2);
+})()"""
+
 # The smallest contrast of any text with what is behind it (WCAG 2, relative luminance).
 CONTRAST = """(() => {
   const parse = (c) => { const m = c.match(/[\\d.]+/g).map(Number); return m.length < 4 ? [...m, 1] : m; };
@@ -202,6 +209,7 @@ PAGES = [  # name, records, plots that are drawn, texts that are there
     ("header", ["header_only"], set(), ["No rows"]),
     ("prefill", ["prefill_only"], ALL, ["prefill speed"]),
     ("row", ["one_row"], None, ["decode speed"]),
+    ("graph", ["GRAPH"], ALL, ["single tokens, speed", "Only llama.cpp's graph was recorded"]),
     ("hostile", ["hostile"], ALL, ["<b>bold</b></script>", "failed"]),
     ("race", ["../races/win"], {"race0"}, ["Ratios to stock", "faster"]),
     ("races", ["../races/killed", "../races/hostile", "../races/drift", "complete"], None, ["drift: discarded", "did not end"]),
@@ -222,9 +230,13 @@ def main():
     with tempfile.TemporaryDirectory(prefix="sluice-browser-", ignore_cleanup_errors=True) as work:
         browser = Browser(program, os.path.join(work, "profile"))
         try:
+            with open(os.path.join(records, "complete.jsonl"), encoding="utf-8") as loop, \
+                    open(os.path.join(work, "GRAPH.jsonl"), "w", encoding="utf-8") as graph:
+                graph.write(loop.read().replace('"scope":"loop"', '"scope":"graph"', 1))
             for name, files, expected, texts in PAGES:
                 page = os.path.join(work, name + ".html")
-                subprocess.run([make_page, page] + [os.path.join(records, f + ".jsonl") for f in files], check=True)
+                subprocess.run([make_page, page] + [os.path.join(work if f == "GRAPH" else records, f + ".jsonl") for f in files],
+                               check=True)
                 url = "file://" + page
                 look(browser, name, url, DESK, False, expected, keep)
                 shown = browser.value("document.body.innerText + ' ' + document.body.textContent")
@@ -232,7 +244,14 @@ def main():
                     check(text in shown, name, "%r is not in the page" % text)
                 check(browser.value("document.title").startswith("Sluice report: "), name, "the title is another one")
                 check(browser.value("document.querySelectorAll('b').length") == 0, name, "a record's text became markup")
+                if name == "graph":
+                    for text in ("whole loop", "prefill", "decode"):
+                        check(not browser.value("document.getElementById('main').innerText.includes(%r)" % text), name,
+                              "%r is said of a record of graphs" % text)
                 look(browser, name, url, PHONE, True, expected, keep)
+                if name == "two":
+                    check(browser.value(SEEN) == ["A decode", "B decode"], name,
+                          "a phone shows of the figures %r" % browser.value(SEEN))
                 if name in ("one", "two"):
                     look(browser, name, url, PHONE, False, expected, keep)
                     look(browser, name, url, DESK, True, expected, keep)

@@ -15,6 +15,19 @@ TEST(Text, goldens) {
     expect_golden("hostile.md", text_report(report_data(records_of({"hostile", "header_only", "killed"}))));
 }
 
+// Prefill or decode is not known where only graphs were seen.
+TEST(Text, a_record_of_graphs_claims_neither_the_whole_loop_nor_a_prompt) {
+    std::vector<trace::Record> records = records_of({"complete"});
+    records[0].book.header["scope"] = "graph";
+    const std::string text = text_report(report_data(records));
+    for (const char* word : {"prefill", "decode:", "(decode)", "whole loop"})
+        EXPECT_EQ(text.find(word), std::string::npos) << word;
+    for (const char* word : {"batches |", "single tokens |", "Only llama.cpp's graph was recorded"})
+        EXPECT_NE(text.find(word), std::string::npos) << word;
+    records[0].book.header["scope"] = "loop";
+    EXPECT_EQ(text_report(report_data(records)).find("graph was recorded"), std::string::npos);
+}
+
 TEST(Text, numbers_have_units_and_null_has_words) {
     EXPECT_EQ(spell_figure(nullptr, "ms", false), "not measured");
     EXPECT_EQ(spell_figure(0, "ms", false), "0 ms");
