@@ -249,6 +249,16 @@ std::vector<DifferenceGroup> differences(std::span<const Record> records) {
     return out;
 }
 
+Outputs compare_outputs(const Record& a, const Record& b) {
+    Outputs out;
+    const trace::Ending &x = a.book.ending, &y = b.book.ending;
+    if (!x.output_digest.empty() && !y.output_digest.empty())
+        out.text = x.output_digest == y.output_digest ? Agreement::same : Agreement::differs;
+    if (a.book.routes_digest != 0 && b.book.routes_digest != 0)
+        out.routes = a.book.routes_digest == b.book.routes_digest ? Agreement::same : Agreement::differs;
+    return out;
+}
+
 Speed speed_of(const Record& record, size_t number) {
     static const trace::Figure& time = *trace::find_figure("ms_per_token");
     static const trace::Figure& speed = *trace::find_figure("tokens_per_second");

@@ -38,6 +38,14 @@ struct DifferenceGroup {
 // Groups in which nothing differs are left out.
 std::vector<DifferenceGroup> differences(std::span<const trace::Record> records);
 
+// Whether two runs wrote the same text, and whether their routers chose the same experts in the same order.
+enum class Agreement { unknown, same, differs };  // unknown: one of the records does not say
+struct Outputs {
+    Agreement text = Agreement::unknown;
+    Agreement routes = Agreement::unknown;
+};
+Outputs compare_outputs(const trace::Record& a, const trace::Record& b);
+
 // A median and the interval that holds it in 95 of 100 resamples.
 struct Estimate {
     double median = 0;
@@ -60,7 +68,7 @@ struct Speed {
 // `number`: of the record among those compared; each draws from a stream of its own.
 Speed speed_of(const trace::Record& record, size_t number);
 
-// Medians of A over medians of B.
+// Medians of `a` over medians of `b`.
 struct Ratio {
     std::optional<Estimate> ms_per_token, tokens_per_second;
 };

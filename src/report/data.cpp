@@ -316,6 +316,10 @@ Json status_json(const Record& record) {
     return {{"state", "unknown"}, {"words", "Ended, but does not say how."}, {"error", why}};
 }
 
+std::string letter_of(size_t i) {
+    return std::string(1, static_cast<char>('A' + i % kMaxRecords));
+}
+
 std::string text_at(const Json& j, const char* key) {
     const auto it = j.is_object() ? j.find(key) : j.end();
     return it != j.end() && it->is_string() ? it->get<std::string>() : "";
@@ -324,6 +328,31 @@ std::string text_at(const Json& j, const char* key) {
 Json estimate_json(const std::optional<Estimate>& e) {
     if (!e) return nullptr;
     return {{"median", number(e->median)}, {"low", number(e->low)}, {"high", number(e->high)}};
+}
+
+// One sentence: what a comparison of speeds is worth depends on it.
+std::string outputs_words(const Outputs& o, const std::string& a, const std::string& b) {
+    const std::string who = fmt::format("{} and {}", a, b);
+    switch (o.text) {
+        case Agreement::same:
+            return who + " wrote the same text.";
+        case Agreement::differs:
+            return who + " did not write the same text: their speeds are those of different work.";
+        case Agreement::unknown:
+            break;
+    }
+    switch (o.routes) {
+        case Agreement::same:
+            return fmt::format("The text of {} is not in both records; their routers chose the same experts.", who);
+        case Agreement::differs:
+            return fmt::format(
+                "The text of {} is not in both records; their routers did not choose the same experts: "
+                "their speeds are those of different work.",
+                who);
+        case Agreement::unknown:
+            return fmt::format("Whether {} wrote the same is not known.", who);
+    }
+    return "";
 }
 
 Json comparison_json(std::span<const Record> records, const std::vector<Speed>& speeds) {
@@ -338,14 +367,16 @@ Json comparison_json(std::span<const Record> records, const std::vector<Speed>& 
         groups.push_back({{"name", g.name}, {"rows", std::move(rows)}});
     }
     Json ratios = Json::array();
+    Json outputs = Json::array();
     for (size_t i = 1; i < speeds.size(); ++i) {
-        const Ratio r = ratio_of(speeds[0], speeds[i]);
-        ratios.push_back({{"a", 0},
-                          {"b", i},
+        outputs.push_back(outputs_words(compare_outputs(records[0], records[i]), letter_of(0), letter_of(i)));
+        const Ratio r = ratio_of(speeds[i], speeds[0]);
+        ratios.push_back({{"of", i},
+                          {"over", 0},
                           {"ms_per_token", estimate_json(r.ms_per_token)},
                           {"tokens_per_second", estimate_json(r.tokens_per_second)}});
     }
-    return {{"differences", std::move(groups)}, {"ratios", std::move(ratios)}};
+    return {{"differences", std::move(groups)}, {"outputs", std::move(outputs)}, {"ratios", std::move(ratios)}};
 }
 
 // Where the host program did the rest.
@@ -405,7 +436,7 @@ Json report_data(std::span<const Record> records, std::span<const RaceResult> ra
         }
         const Speed& s = speeds.back();
         list.push_back(
-            {{"letter", std::string(1, static_cast<char>('A' + i % kMaxRecords))},
+            {{"letter", letter_of(i)},
              {"name", name_of_file(r.path)},
              {"model", model.empty() ? Json(nullptr) : Json(model)},
              {"program", text_at(r.book.header, "program")},

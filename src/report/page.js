@@ -759,14 +759,14 @@
 
   function ratioPlot() {
     const entries = data.comparison.ratios.filter((r) => r.tokens_per_second).map((r) => ({
-      name: records[r.b].letter + " / " + records[r.a].letter,
-      title: "time per token of " + records[r.a].letter + " over that of " + records[r.b].letter,
-      unit: "", colour: recordColour(r.b), ...r.ms_per_token}));
+      name: records[r.of].letter + " / " + records[r.over].letter,
+      title: "speed of " + records[r.of].letter + " over that of " + records[r.over].letter,
+      unit: "", colour: recordColour(r.of), ...r.tokens_per_second}));
     if (entries.length === 0) return "There is nothing to compare: no decoded tokens with a known time.";
     return {
       height: 70 + 44 * entries.length,
-      how: "How many times as fast as " + records[0].letter + " the others are (time per token of " + records[0].letter
-        + " over theirs). Right of the dashed line is faster; an interval that crosses the line shows no difference.",
+      how: "How many times as fast as " + records[0].letter + " the others are (their median speed over that of "
+        + records[0].letter + "). Right of the dashed line is faster; an interval that crosses the line shows no difference.",
       option: whiskers(entries, "times as fast as " + records[0].letter, 1),
     };
   }
@@ -917,19 +917,19 @@
     const cell = (e) => e === null ? make("td.absent", NOTHING)
       : make("td", decimal(e.median) + (isNumber(e.low) ? " (" + decimal(e.low) + " to " + decimal(e.high) + ")" : ""));
     const rows = data.comparison.ratios.map((r) => {
-      const a = records[r.a];
-      const b = records[r.b];
+      const of = records[r.of];
+      const over = records[r.over];
       const e = r.ms_per_token;
       let says = make("td.absent", "too few tokens to say");
       if (e && isNumber(e.low)) {
-        if (e.low > 1) says = make("td.faster", b.letter + " is faster");
-        else if (e.high < 1) says = make("td.faster", a.letter + " is faster");
+        if (e.low > 1) says = make("td.faster", over.letter + " is faster");
+        else if (e.high < 1) says = make("td.faster", of.letter + " is faster");
         else says = make("td", "no difference shown");
       }
-      return make("tr", [make("th", a.letter + " / " + b.letter, {scope: "row"}), cell(r.ms_per_token), cell(r.tokens_per_second), says]);
+      return make("tr", [make("th", of.letter + " / " + over.letter, {scope: "row"}), cell(r.tokens_per_second), cell(r.ms_per_token), says]);
     });
-    return card("ratios", "Ratios of medians", true, [tableOf(["", "ms per token", "tok/s", ""], rows)],
-                "The first record over each other one, with 95\u00a0% intervals.");
+    return card("ratios", "Ratios of medians", true, [tableOf(["", "tok/s", "ms per token", ""], rows), make("p.sentence", data.comparison.outputs.join(" "))],
+                "Each other record over the first, with 95\u00a0% intervals.");
   }
 
   function configurationCard() {

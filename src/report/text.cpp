@@ -228,12 +228,12 @@ std::string spell_estimate(const Json& e, const std::string& unit) {
     return fmt::format("{} ({} to {})", median, decimal(e["low"].get<double>()), decimal(e["high"].get<double>()));
 }
 
-// From the interval of A's time over B's.
-std::string verdict(const Json& ratio, const std::string& a, const std::string& b) {
+// From the interval of one's time over the other's.
+std::string verdict(const Json& ratio, const std::string& of, const std::string& over) {
     const Json& e = ratio["ms_per_token"];
     if (!e.is_object() || !e["low"].is_number()) return "too few tokens to say";
-    if (e["low"].get<double>() > 1) return fmt::format("{} is faster", b);
-    if (e["high"].get<double>() < 1) return fmt::format("{} is faster", a);
+    if (e["low"].get<double>() > 1) return fmt::format("{} is faster", over);
+    if (e["high"].get<double>() < 1) return fmt::format("{} is faster", of);
     return "no difference shown";
 }
 
@@ -249,12 +249,15 @@ std::string comparison(const Json& data) {
     out += speeds.text();
     Table ratios({"ratio of medians", "tok/s", "ms per token", "says"});
     for (const Json& r : data["comparison"]["ratios"]) {
-        const auto a = records[r["a"].get<size_t>()]["letter"].get<std::string>();
-        const auto b = records[r["b"].get<size_t>()]["letter"].get<std::string>();
-        ratios.row({a + " / " + b, spell_estimate(r["tokens_per_second"], ""), spell_estimate(r["ms_per_token"], ""),
-                    verdict(r, a, b)});
+        const auto of = records[r["of"].get<size_t>()]["letter"].get<std::string>();
+        const auto over = records[r["over"].get<size_t>()]["letter"].get<std::string>();
+        ratios.row({of + " / " + over, spell_estimate(r["tokens_per_second"], ""),
+                    spell_estimate(r["ms_per_token"], ""), verdict(r, of, over)});
     }
     out += ratios.text();
+    for (const Json& words : data["comparison"]["outputs"]) out += words.get<std::string>() + " ";
+    out.back() = '\n';
+    out += '\n';
     out += fmt::format(
         "Moving-block bootstrap, {} resamples, percentile intervals; blocks of neighbouring tokens, as many as the "
         "cube "

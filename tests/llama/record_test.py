@@ -166,6 +166,7 @@ class RecordTest(unittest.TestCase):
         text = subprocess.run([ARGS.sluice, "report", self.path("a"), self.path("b"), "--text"], stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, timeout=60, check=True).stdout.decode()
         self.assertIn("io-engine", text)
+        self.assertIn("A and B wrote the same text.", text)
         self.assertNotIn("digest", [line.split("|")[1].strip() for line in text.splitlines() if line.count("|") > 3])
 
     def test_tracing_nodes_changes_no_text_and_tells_the_router(self):

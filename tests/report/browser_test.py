@@ -202,8 +202,8 @@ ALL = {"speed", "total", "parts", "layers", "cache", "latency", "memory", "exper
 PAGES = [  # name, records, plots that are drawn, texts that are there
     ("one", ["complete"], ALL, ["Speed over the run", "Configuration", "made up 6x16", "cache hit rate", "set"]),
     ("two", ["small_cache", "large_cache"], ALL | {"speeds", "ratio"},
-     ["2 runs compared", "B is faster", "options", "cache_mb", "95 %"]),
-    ("three", ["small_cache", "large_cache", "complete"], ALL | {"speeds", "ratio"}, ["3 runs compared", "A / C"]),
+     ["2 runs compared", "B / A", "B is faster", "A and B wrote", "options", "cache_mb", "95 %"]),
+    ("three", ["small_cache", "large_cache", "complete"], ALL | {"speeds", "ratio"}, ["3 runs compared", "C / A"]),
     ("killed", ["killed"], ALL - {"latency", "experts"}, ["the record ends after row 1", "in the middle of a line"]),
     ("nulls", ["nulls"], set(), ["not measured", "interrupted"]),
     ("header", ["header_only"], set(), ["No rows"]),

@@ -113,6 +113,22 @@ TEST(Compare, a_ratio_of_equals_holds_one_and_of_others_does_not) {
     EXPECT_LT(*other.tokens_per_second->high, 0.85);
 }
 
+TEST(Compare, outputs_are_compared_where_both_records_have_them) {
+    trace::Record a, b;
+    EXPECT_EQ(compare_outputs(a, b).text, Agreement::unknown);
+    EXPECT_EQ(compare_outputs(a, b).routes, Agreement::unknown);
+    a.book.ending.output_digest = b.book.ending.output_digest = "0123";
+    a.book.routes_digest = b.book.routes_digest = 7;
+    EXPECT_EQ(compare_outputs(a, b).text, Agreement::same);
+    EXPECT_EQ(compare_outputs(a, b).routes, Agreement::same);
+    b.book.ending.output_digest = "0124";
+    b.book.routes_digest = 8;
+    EXPECT_EQ(compare_outputs(a, b).text, Agreement::differs);
+    EXPECT_EQ(compare_outputs(a, b).routes, Agreement::differs);
+    b.book.ending.output_digest.clear();
+    EXPECT_EQ(compare_outputs(a, b).text, Agreement::unknown) << "a server's record has no text";
+}
+
 TEST(Compare, differences_are_grouped_and_leave_out_what_always_differs) {
     Record a;
     Record b;

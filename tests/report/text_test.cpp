@@ -28,6 +28,22 @@ TEST(Text, a_record_of_graphs_claims_neither_the_whole_loop_nor_a_prompt) {
     EXPECT_EQ(text_report(report_data(records)).find("graph was recorded"), std::string::npos);
 }
 
+TEST(Text, a_comparison_says_whether_the_outputs_are_the_same) {
+    std::vector<trace::Record> records = records_of({"complete", "complete"});
+    const auto text = [&] { return text_report(report_data(records)); };
+    records[0].book.ending.output_digest = records[1].book.ending.output_digest = "aa";
+    EXPECT_NE(text().find("A and B wrote the same text."), std::string::npos);
+    records[1].book.ending.output_digest = "ab";
+    EXPECT_NE(text().find("A and B did not write the same text"), std::string::npos);
+    records[1].book.ending.output_digest.clear();
+    records[0].book.routes_digest = records[1].book.routes_digest = 5;
+    EXPECT_NE(text().find("chose the same experts"), std::string::npos);
+    records[1].book.routes_digest = 6;
+    EXPECT_NE(text().find("did not choose the same experts"), std::string::npos);
+    records[1].book.routes_digest = 0;
+    EXPECT_NE(text().find("Whether A and B wrote the same is not known."), std::string::npos);
+}
+
 TEST(Text, numbers_have_units_and_null_has_words) {
     EXPECT_EQ(spell_figure(nullptr, "ms", false), "not measured");
     EXPECT_EQ(spell_figure(0, "ms", false), "0 ms");
