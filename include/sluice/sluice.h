@@ -44,6 +44,8 @@ struct Config {
     IoEngine io_engine = IoEngine::automatic;
     bool direct_io = true;
     VerifyReads verify_reads = VerifyReads::always;  // loading fails if it is another, but the model has no checksums
+    bool overlap = true;                             // compute with the experts that are there while others are read
+    unsigned wave = 0;                               // then, experts per launch at least; 0: as they come
     DenseWeights dense_weights = DenseWeights::anon;
     Verbosity verbosity = Verbosity::info;
 

@@ -155,6 +155,8 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
 
     exec::ModelRuntime& runtime = state->runtime_;
     runtime.store = state->store_.get();
+    runtime.overlap = config.overlap;
+    runtime.wave = config.wave;
     runtime.make_fetcher = [s = state.get()] { return s->make_fetcher(); };
     runtime.counters.records = state->store_->n_records();
     for (uint32_t set = 0; set < state->geometry_.sets.size(); ++set) {

@@ -129,6 +129,30 @@ constexpr Option kOptions[] = {
      "again, then taken from another copy if there is one.",
      [](Config& c, std::string_view t) { return set_word(c.verify_reads, t, kVerify); },
      [](const Config& c) { return get_word(c.verify_reads, kVerify); }},
+    {"--overlap", "SLUICE_OVERLAP", nullptr, "on",
+     "Compute with the experts that are there while others are still being read. --no-overlap turns it off.",
+     [](Config& c, std::string_view t) { return set_word(c.overlap, t, kSwitch); },
+     [](const Config& c) { return get_word(c.overlap, kSwitch); }},
+    {"--no-overlap", "SLUICE_NO_OVERLAP", nullptr, "off",
+     "Wait until all experts of a layer are there before any of them is computed with: for comparison.",
+     [](Config& c, std::string_view t) {
+         bool off = false;
+         Status s = set_word(off, t, kSwitch);
+         c.overlap = !off;
+         return s;
+     },
+     [](const Config& c) { return get_word(!c.overlap, kSwitch); }},
+    {"--wave", "SLUICE_WAVE", "auto|N", "auto",
+     "With overlap, how many experts a launch waits for at least while others are read, 1 to 64. auto computes each as "
+     "it comes.",
+     [](Config& c, std::string_view t) {
+         if (t == "auto") {
+             c.wave = 0;
+             return Status();
+         }
+         return set_number(c.wave, t, 1U, 64U, "auto or a number from 1 to 64");
+     },
+     [](const Config& c) { return c.wave == 0 ? "auto" : fmt::format("{}", c.wave); }},
     {"--dense-weights", "SLUICE_DENSE_WEIGHTS", "anon|warm|mmap", "anon",
      "Where the always-needed weights live. anon: read once into memory of our own, which memory pressure cannot drop. "
      "warm: page cache, read ahead at load. mmap: page cache, read when touched.",
@@ -300,6 +324,10 @@ Status validate(const Config& config) {
         }
         files.push_back(&path);
     }
+    if (!config.overlap && config.wave != 0) {
+        return error(Code::invalid_argument, "--wave has no effect with --no-overlap");
+    }
+    if (config.wave > 64) return error(Code::invalid_argument, "wave is {}, but must be at most 64", config.wave);
     if (config.token_trace.empty() && config.token_trace_at != Config().token_trace_at) {
         return error(Code::invalid_argument, "--token-trace-at has no effect without --token-trace");
     }

@@ -33,6 +33,8 @@ struct ModelRuntime {
     std::unique_ptr<sched::Fetcher> fetcher;
     std::vector<std::vector<WeightForm>> forms;  // [set][component]
     std::vector<std::vector<bool>> same_delta;   // [set][component]: all experts sit equally deep in their slots
+    bool overlap = true;                         // compute with what is there while the rest is read
+    uint32_t wave = 0;                           // experts per launch while others are read, at least; 0: as they come
     trace::Counters counters;                    // guarded by mutex
     int32_t number = -1;                         // of the model in the run record; -1: there is none
 };

@@ -94,7 +94,7 @@ ggml_status MoeExecutor::run(ggml_cgraph* graph) {
         const bool wanted = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0 && !ggml_is_empty(node);
         ggml_status status = GGML_STATUS_SUCCESS;
         if (weight != nullptr && wanted) {
-            status = mul_mat_id(node, *weight);
+            status = mul_mat_id(graph, i, *weight);
         } else {
             if (pass_->wants.routes && wanted) note_weights(node);
             status = make_room(1);
@@ -132,6 +132,7 @@ ggml_status MoeExecutor::flush() {
     graph_has_work_ = false;
     tensors_used_ = 0;
     ints_used_ = 0;
+    bytes_used_ = 0;
     return status;
 }
 
@@ -158,7 +159,10 @@ ggml_status MoeExecutor::run_appended() {
 
 void MoeExecutor::let_go() {
     if (!held_.active()) return;
-    held_.weight->runtime->fetcher->release(records_);
+    sched::Fetcher& fetcher = *held_.weight->runtime->fetcher;
+    if (batch_ && !batch_->done()) fetcher.give_up(*batch_);
+    batch_.reset();
+    fetcher.release(records_);
     held_ = Held();
     records_.clear();
 }
@@ -171,6 +175,13 @@ ggml_tensor* MoeExecutor::new_tensor() {
 int32_t* MoeExecutor::new_ints(size_t n) {
     if (ints_used_ == ints_.size()) ints_.emplace_back();
     std::vector<int32_t>& v = ints_[ints_used_++];
+    if (v.size() < n) v.resize(n);
+    return v.data();
+}
+
+std::byte* MoeExecutor::new_bytes(size_t n) {
+    if (bytes_used_ == bytes_.size()) bytes_.emplace_back();
+    std::vector<std::byte>& v = bytes_[bytes_used_++];
     if (v.size() < n) v.resize(n);
     return v.data();
 }
@@ -299,9 +310,8 @@ void MoeExecutor::note_weights(const ggml_tensor* node) {
     }
 }
 
-// Makes components of leased records ready, and accounts for it.
-Status MoeExecutor::load(ModelRuntime& runtime, uint32_t set, std::span<const RecordId> records,
-                         sched::ComponentMask which) {
+template <typename F>
+auto MoeExecutor::accounted(ModelRuntime& runtime, uint32_t set, F&& reading) {
     const sched::Fetcher& fetcher = *runtime.fetcher;
     const auto waited = [this] {
         return pass_->ledger.spent(trace::Part::wait_read) + pass_->ledger.spent(trace::Part::wait_join) +
@@ -310,7 +320,7 @@ Status MoeExecutor::load(ModelRuntime& runtime, uint32_t set, std::span<const Re
     const sched::SchedCounters before = fetcher.counters();
     const io::EngineTotals engine_before = fetcher.engine_totals();
     const Nanos waited_before = waited();
-    Status loaded = runtime.fetcher->load(records, which, pass_);
+    auto result = reading();
     const sched::SchedCounters& now = fetcher.counters();
     const io::EngineTotals& engine = fetcher.engine_totals();
 
@@ -338,7 +348,13 @@ Status MoeExecutor::load(ModelRuntime& runtime, uint32_t set, std::span<const Re
         pass_->layers[set].wait += waited() - waited_before;
         pass_->layers[set].physical += physical;
     }
-    return loaded;
+    return result;
+}
+
+// Makes components of leased records ready.
+Status MoeExecutor::load(ModelRuntime& runtime, uint32_t set, std::span<const RecordId> records,
+                         sched::ComponentMask which) {
+    return accounted(runtime, set, [&] { return runtime.fetcher->load(records, which, pass_); });
 }
 
 void MoeExecutor::count_evictions(ModelRuntime& runtime, const cache::CacheCounters& before) {
@@ -348,11 +364,13 @@ void MoeExecutor::count_evictions(ModelRuntime& runtime, const cache::CacheCount
     pass_->cache_resident = slots.n_resident();
 }
 
-ggml_status MoeExecutor::mul_mat_id(ggml_tensor* node, const WeightRef& weight) {
+// Computes the graph's node `at`, and with it what can only be computed together; `at` is then the last of these.
+ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef& weight) {
+    ggml_tensor* node = ggml_graph_node(graph, at);
     const ggml_tensor* ids = node->src[2];
     if (held_.active() && held_.weight->runtime == weight.runtime && held_.weight->set == weight.set &&
         held_.ids_data == ids->data && held_.n_ids == ids->ne[0] && held_.n_tokens == ids->ne[1]) {
-        return append_resident(node, weight);
+        return compute_held(node, weight);
     }
 
     // Another block: finish the one before, whose leases end with it. The ids may be among what it computes.
@@ -393,18 +411,282 @@ ggml_status MoeExecutor::mul_mat_id(ggml_tensor* node, const WeightRef& weight) 
         records_.clear();
         return status;
     }
-    Status loaded = load(runtime, weight.set, records_, UINT8_MAX);
-    if (!loaded.ok()) {
-        fetcher.release(records_);
-        records_.clear();
-        return fail(std::move(loaded));
-    }
     held_.weight = &weight;
     held_.ids_data = ids->data;
     held_.n_ids = ids->ne[0];
     held_.n_tokens = ids->ne[1];
     held_.lock = std::move(lock);
-    return append_resident(node, weight);
+    const bool all_there =
+        std::all_of(records_.begin(), records_.end(), [&](RecordId r) { return fetcher.resident(r); });
+    held_.reading = !all_there && runtime.overlap;
+    if (!held_.reading) {
+        Status loaded = load(runtime, weight.set, records_, UINT8_MAX);
+        return loaded.ok() ? append_resident(node, weight) : fail(std::move(loaded));
+    }
+    batch_.emplace();
+    block_.nodes.clear();
+    if (ids->ne[1] == 1) find_rank_block(graph, at, weight_of_, block_);
+    if (block_.nodes.size() * static_cast<size_t>(ids->ne[0]) > kMaxNodes) block_.nodes.clear();
+    if (block_.empty()) {
+        ask_for_all(weight);
+        return compute_held(node, weight);
+    }
+    if (pass_->wants.routes)
+        std::for_each(block_.nodes.begin(), block_.nodes.end(), [this](auto* n) { note_weights(n); });
+    at = block_.end - 1;
+    return accounted(runtime, weight.set, [&] { return run_ranks(weight); });
+}
+
+// The node's experts are leased, and there or on their way.
+ggml_status MoeExecutor::compute_held(ggml_tensor* node, const WeightRef& weight) {
+    if (!held_.reading) return append_resident(node, weight);
+    const auto which = static_cast<sched::ComponentMask>(1U << weight.component);
+    const sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    if (std::all_of(records_.begin(), records_.end(), [&](RecordId r) { return fetcher.ready(r, which); })) {
+        return append_resident(node, weight);
+    }
+    // The rows are taken from the node's input, so that has to be there.
+    const ggml_status status = flush();
+    if (status != GGML_STATUS_SUCCESS) return status;
+    return accounted(*weight.runtime, weight.set, [&] { return run_as_they_come(node, weight); });
+}
+
+// All components of the block's experts are wanted: the first product's first, the last one's last.
+void MoeExecutor::ask_for_all(const WeightRef& weight) {
+    const auto first = static_cast<sched::ComponentMask>(1U << weight.component);
+    parts_.clear();
+    for (const RecordId r : records_) parts_.push_back({r, first});
+    for (uint32_t c = 0; c < weight.runtime->store->n_components(weight.set); ++c) {
+        const auto which = static_cast<sched::ComponentMask>(1U << c);
+        if (which == first) continue;
+        for (const RecordId r : records_) parts_.push_back({r, which});
+    }
+    accounted(*weight.runtime, weight.set, [&] {
+        weight.runtime->fetcher->request(*batch_, parts_, pass_);
+        return true;
+    });
+}
+
+// One product with experts of which some are still being read: those that are there are computed, and so on.
+ggml_status MoeExecutor::run_as_they_come(ggml_tensor* node, const WeightRef& weight) {
+    sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const auto which = static_cast<sched::ComponentMask>(1U << weight.component);
+    std::span<RecordId> left(records_);
+    while (!left.empty()) {
+        fetcher.look(pass_);
+        const auto there =
+            std::partition(left.begin(), left.end(), [&](RecordId r) { return fetcher.ready(r, which); });
+        const auto n = static_cast<size_t>(there - left.begin());
+        if (n < std::min<size_t>(std::max(1U, weight.runtime->wave), left.size())) {
+            if (Status s = fetcher.wait_some(*batch_, pass_); !s.ok()) return fail(std::move(s));
+            continue;
+        }
+        const ggml_status status = run_gathered(node, weight, left.first(n));
+        if (status != GGML_STATUS_SUCCESS) return status;
+        left = left.subspan(n);
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+// ---- one token's ranks, computed as their experts come
+
+// What is there is computed first, while the rest is read; then each rank when its experts' matrices are there.
+ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
+    sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const store::RecordStore& store = *weight.runtime->store;
+    const ggml_tensor* ids = block_.nodes[0]->src[2];
+    const auto ranks = static_cast<size_t>(block_.ranks);
+
+    order_.clear();
+    rank_record_.clear();
+    for (const bool resident : {true, false}) {
+        for (int32_t k = 0; k < block_.ranks; ++k) {
+            const RecordId r = store.record(weight.set, static_cast<uint32_t>(id_at(ids, k, 0)));
+            if (fetcher.resident(r) != resident) continue;
+            order_.push_back(k);
+            rank_record_.push_back(r);
+        }
+    }
+    // The first expert's matrices up to the last product, then the next one's before the first one's last, and so on.
+    parts_.clear();
+    const auto early = block_.before_last != 0 ? block_.before_last : block_.all;
+    const auto late = static_cast<sched::ComponentMask>(~early);
+    for (size_t i = 0; i < ranks; ++i) {
+        parts_.push_back({rank_record_[i], early});
+        if (i > 0) parts_.push_back({rank_record_[i - 1], late});
+    }
+    parts_.push_back({rank_record_.back(), late});
+    fetcher.request(*batch_, parts_, pass_);
+
+    size_t bytes = 0;
+    rank_begin_.clear();
+    for (const ggml_tensor* node : block_.nodes) {
+        rank_begin_.push_back(bytes);
+        bytes = align_up(bytes + ranks * node->nb[1], size_t{64});
+    }
+    if (rank_scratch_.size() < bytes) rank_scratch_.resize(bytes);
+    stage_.assign(ranks, block_.last_product == 0 ? 1 : 0);
+
+    for (size_t left = ranks; left > 0;) {
+        const size_t finished = append_ready_ranks(weight);
+        if (ggml_graph_n_nodes(graph_) == 0) {
+            if (Status s = fetcher.wait_some(*batch_, pass_); !s.ok()) return fail(std::move(s));
+            continue;
+        }
+        left -= finished;
+        const ggml_status status = flush();
+        if (status != GGML_STATUS_SUCCESS) return status;
+        fetcher.look(pass_);
+    }
+
+    // The graph's memory becomes what it would be had the nodes been computed one after the other.
+    for (size_t n = 0; n < block_.nodes.size(); ++n) {
+        ggml_tensor* node = block_.nodes[n];
+        for (size_t i = 0; i < ranks; ++i) std::memcpy(row_at(node, order_[i], 0), rank_row(n, i), node->nb[1]);
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+// Appends what can be computed now; returns how many ranks are done with that.
+size_t MoeExecutor::append_ready_ranks(const WeightRef& weight) {
+    const sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const size_t ranks = order_.size();
+    const auto can = [&](size_t i) {
+        return stage_[i] < 2 && fetcher.ready(rank_record_[i], stage_[i] == 0 ? block_.before_last : block_.all);
+    };
+    size_t able = 0, open = 0;
+    for (size_t i = 0; i < ranks; ++i) {
+        able += can(i) ? 1 : 0;
+        open += stage_[i] < 2 ? 1 : 0;
+    }
+    if (able < std::min<size_t>(std::max(1U, weight.runtime->wave), open)) return 0;
+    size_t finished = 0;
+    for (size_t begin = 0; begin < ranks;) {
+        if (!can(begin)) {
+            ++begin;
+            continue;
+        }
+        const uint8_t stage = stage_[begin];
+        const auto whole = [&](size_t i) { return fetcher.ready(rank_record_[i], block_.all); };
+        const bool to_the_end = stage == 1 || whole(begin);
+        size_t end = begin + 1;
+        while (end < ranks && stage_[end] == stage && can(end) && (stage == 1 || whole(end) == to_the_end)) ++end;
+        append_ranks(weight, begin, end, stage == 0 ? 0 : block_.last_product,
+                     to_the_end ? block_.nodes.size() : block_.last_product);
+        std::fill(stage_.begin() + static_cast<std::ptrdiff_t>(begin),
+                  stage_.begin() + static_cast<std::ptrdiff_t>(end), to_the_end ? 2 : 1);
+        if (to_the_end) finished += end - begin;
+        begin = end;
+    }
+    return finished;
+}
+
+// The block's nodes from `first_node` to before `last_node`, for the ranks at places `begin` to before `end`.
+void MoeExecutor::append_ranks(const WeightRef& weight, size_t begin, size_t end, size_t first_node, size_t last_node) {
+    const auto n = static_cast<int64_t>(end - begin);
+    for (size_t number = first_node; number < last_node; ++number) {
+        ggml_tensor* node = block_.nodes[number];
+        if (node->op == GGML_OP_MUL_MAT_ID) {
+            append_rank_product(node, *weight_of_(node->src[0]), begin, end, number);
+            continue;
+        }
+        ggml_tensor* out = new_tensor();
+        *out = *node;
+        out->data = rank_row(number, begin);
+        out->ne[1] = n;
+        out->nb[2] = out->nb[3] = out->nb[1] * static_cast<size_t>(n);
+        for (int s = 0; s < GGML_MAX_SRC; ++s) {
+            if (node->src[s] == nullptr) continue;
+            if (node->op == GGML_OP_ADD_ID && s == 1) continue;  // the biases of all experts
+            if (node->op == GGML_OP_ADD_ID && s == 2) {
+                int32_t* experts = new_ints(end - begin);
+                for (size_t i = begin; i < end; ++i)
+                    experts[i - begin] = static_cast<int32_t>(weight.runtime->store->expert_of(rank_record_[i]));
+                out->src[s] = ids_of(node->src[s], experts, n);
+            } else {
+                out->src[s] = rank_rows(node->src[s], begin, end);
+            }
+        }
+        append(out);
+    }
+}
+
+// A product for some ranks: one launch where their slots lie in one window, else one per rank.
+void MoeExecutor::append_rank_product(ggml_tensor* node, const WeightRef& weight, size_t begin, size_t end,
+                                      size_t number) {
+    const sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const cache::Layout& layout = fetcher.layout();
+    const cache::SizeClass& cls = layout.classes[layout.class_of_set[weight.set]];
+    cache::SlotId low = UINT32_MAX, high = 0;
+    for (size_t i = begin; i < end; ++i) {
+        const cache::SlotId s = fetcher.cache().find(rank_record_[i]);
+        low = std::min(low, s);
+        high = std::max(high, s);
+    }
+    const int64_t window = static_cast<int64_t>(high) - low + 1;
+    const bool together =
+        end - begin > 1 && window <= kMaxWindow && weight.runtime->same_delta[weight.set][weight.component];
+    const size_t step = together ? end - begin : 1;
+    for (size_t i = begin; i < end; i += step) {
+        const auto n = static_cast<int64_t>(step);
+        int32_t* places = new_ints(step);
+        for (size_t j = 0; j < step; ++j)
+            places[j] = together ? static_cast<int32_t>(fetcher.cache().find(rank_record_[i + j]) - low) : 0;
+        const RecordId first = rank_record_[i];
+        const std::byte* base = fetcher.data(first, weight.component);
+        if (together) base -= (fetcher.cache().find(first) - low) * cls.slot_bytes;
+
+        ggml_tensor* out = new_tensor();
+        *out = *node;
+        out->data = rank_row(number, i);
+        out->ne[1] = n;
+        out->nb[2] = out->nb[3] = out->nb[1] * step;
+        out->src[0] =
+            weight_view(node->src[0], weight, base, together ? window : 1,
+                        together ? cls.slot_bytes : static_cast<size_t>(node->src[0]->ne[1]) * node->src[0]->nb[1]);
+        out->src[1] = rank_rows(node->src[1], i, i + step);
+        out->src[2] = ids_of(node->src[2], places, n);
+        append(out);
+    }
+}
+
+// The rows of a source that belong to these places, one after the other.
+ggml_tensor* MoeExecutor::rank_rows(const ggml_tensor* src, size_t begin, size_t end) {
+    const size_t n = end - begin;
+    const int made = block_.source(src);
+    if (made < 0 && src->ne[1] == 1) return const_cast<ggml_tensor*>(src);
+    ggml_tensor* rows = new_tensor();
+    *rows = *src;
+    rows->op = GGML_OP_NONE;
+    rows->view_src = nullptr;
+    if (made >= 0) {
+        const ggml_tensor* from = block_.nodes[static_cast<size_t>(made)];
+        rows->data = rank_row(static_cast<size_t>(made), begin) +
+                     (static_cast<const char*>(src->data) - static_cast<const char*>(from->data));
+    } else {
+        const size_t bytes = static_cast<size_t>(src->ne[0]) * sizeof(float);
+        std::byte* copy = new_bytes(n * bytes);
+        for (size_t i = 0; i < n; ++i) std::memcpy(copy + i * bytes, row_at(src, order_[begin + i], 0), bytes);
+        rows->data = copy;
+        rows->nb[1] = bytes;
+    }
+    rows->ne[1] = static_cast<int64_t>(n);
+    rows->nb[2] = rows->nb[3] = rows->nb[1] * n;
+    return rows;
+}
+
+// The ids of `n` ranks of one token, in memory of ours.
+ggml_tensor* MoeExecutor::ids_of(const ggml_tensor* original, int32_t* values, int64_t n) {
+    ggml_tensor* ids = new_tensor();
+    *ids = *original;
+    ids->data = values;
+    ids->op = GGML_OP_NONE;
+    ids->view_src = nullptr;
+    ids->ne[0] = n;
+    ids->ne[1] = 1;
+    ids->nb[0] = sizeof(int32_t);
+    ids->nb[1] = ids->nb[2] = ids->nb[3] = sizeof(int32_t) * static_cast<size_t>(n);
+    return ids;
 }
 
 // The block does not fit: its experts come, compute and go in groups, this node's component only.

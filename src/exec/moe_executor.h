@@ -10,17 +10,16 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/status.h"
 #include "exec/model_runtime.h"
+#include "exec/rank_block.h"
 
 namespace sluice::exec {
-
-// The weight behind a tensor if it is one of ours, else nullptr.
-using WeightLookup = const WeightRef* (*)(const ggml_tensor* tensor);
 
 // One per llama context; used by one thread at a time. Memory for nodes is kept and reused between graphs.
 class MoeExecutor {
@@ -49,13 +48,26 @@ class MoeExecutor {
         const void* ids_data = nullptr;
         int64_t n_ids = 0, n_tokens = 0;
         std::unique_lock<std::mutex> lock;
+        bool reading = false;  // batch_ may still be waiting for some of them
         [[nodiscard]] bool active() const { return weight != nullptr; }
     };
 
     ggml_status run(ggml_cgraph* graph);
-    ggml_status mul_mat_id(ggml_tensor* node, const WeightRef& weight);
+    ggml_status mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef& weight);
     Status route(const ggml_tensor* ids, uint32_t n_expert);
     ggml_status append_resident(ggml_tensor* node, const WeightRef& weight);
+    ggml_status compute_held(ggml_tensor* node, const WeightRef& weight);
+    void ask_for_all(const WeightRef& weight);
+    ggml_status run_as_they_come(ggml_tensor* node, const WeightRef& weight);
+    ggml_status run_ranks(const WeightRef& weight);
+    size_t append_ready_ranks(const WeightRef& weight);
+    void append_ranks(const WeightRef& weight, size_t begin, size_t end, size_t first_node, size_t last_node);
+    void append_rank_product(ggml_tensor* node, const WeightRef& weight, size_t begin, size_t end, size_t number);
+    ggml_tensor* ids_of(const ggml_tensor* original, int32_t* values, int64_t n);
+    ggml_tensor* rank_rows(const ggml_tensor* src, size_t begin, size_t end);
+    [[nodiscard]] std::byte* rank_row(size_t node, size_t i) {
+        return rank_scratch_.data() + rank_begin_[node] + i * block_.nodes[node]->nb[1];
+    }
     ggml_status run_in_waves(ggml_tensor* node, const WeightRef& weight, size_t leased);
     ggml_status run_gathered(ggml_tensor* node, const WeightRef& weight, std::span<const RecordId> records);
     void append_strided(ggml_tensor* node, const WeightRef& weight, const std::byte* base, int64_t window,
@@ -73,11 +85,15 @@ class MoeExecutor {
     void count_lookups(const WeightRef& weight, const ggml_tensor* ids);
     void count_routes(const WeightRef& weight, const ggml_tensor* ids);
     void note_weights(const ggml_tensor* node);
+    // Runs `reading`, which waits for reads and may compute, and books what the scheduler did meanwhile.
+    template <typename F>
+    auto accounted(ModelRuntime& runtime, uint32_t set, F&& reading);
     Status load(ModelRuntime& runtime, uint32_t set, std::span<const RecordId> records, sched::ComponentMask which);
     void count_evictions(ModelRuntime& runtime, const cache::CacheCounters& before);
 
     ggml_tensor* new_tensor();
     int32_t* new_ints(size_t n);
+    std::byte* new_bytes(size_t n);
     std::byte* scratch(size_t bytes);
 
     ggml_backend_t cpu_;
@@ -110,7 +126,20 @@ class MoeExecutor {
     size_t tensors_used_ = 0;
     std::deque<std::vector<int32_t>> ints_;
     size_t ints_used_ = 0;
+    std::deque<std::vector<std::byte>> bytes_;
+    size_t bytes_used_ = 0;
     std::vector<std::byte> scratch_;
+
+    // A block whose ranks are computed as their experts come. Rows of its nodes lie in memory of its own, because the
+    // graph's may be shared by nodes that stock computes one after the other.
+    std::optional<sched::Batch> batch_;
+    std::vector<sched::Scheduler::Part> parts_;
+    RankBlock block_;
+    std::vector<int32_t> order_;         // ranks: those whose experts were there first; rows lie in this order
+    std::vector<RecordId> rank_record_;  // by place in order_
+    std::vector<uint8_t> stage_;         // by place: 0 before the last product, 1 before it ends, 2 done
+    std::vector<size_t> rank_begin_;     // by node, into rank_scratch_
+    std::vector<std::byte> rank_scratch_;
 };
 
 }  // namespace sluice::exec

@@ -62,14 +62,28 @@ void Fetcher::release(std::span<const RecordId> records) {
     for (const RecordId r : records) slots_->cache().release(r);
 }
 
-Status Fetcher::load(std::span<const RecordId> leased, ComponentMask which, trace::Pass* pass) {
-    if (leased.empty()) return {};
+bool Fetcher::ready(RecordId record, ComponentMask which) const {
+    const SlotId slot = slots_->cache().find(record);
+    const ComponentMask wanted = which & slots_->all_components(slots_->store().set_of(record));
+    return slot != cache::kNoSlot && (slots_->cache().ready(slot) & wanted) == wanted;
+}
+
+Scheduler::Wish Fetcher::wish_of(RecordId record, const trace::Pass* pass) const {
     const store::RecordStore& store = slots_->store();
     Scheduler::Wish wish;
-    wish.layer = store.geometry().sets[store.set_of(leased[0])].layer;
+    wish.layer = store.geometry().sets[store.set_of(record)].layer;
     if (pass != nullptr) wish.phase = pass->phase;
+    return wish;
+}
+
+void Fetcher::request(Batch& batch, std::span<const Scheduler::Part> parts, trace::Pass* pass) {
+    if (!parts.empty()) scheduler_->want(batch, parts, wish_of(parts[0].record, pass));
+}
+
+Status Fetcher::load(std::span<const RecordId> leased, ComponentMask which, trace::Pass* pass) {
+    if (leased.empty()) return {};
     Batch batch;
-    scheduler_->want(batch, leased, which, wish);
+    scheduler_->want(batch, leased, which, wish_of(leased[0], pass));
     Status status = scheduler_->wait(batch, pass);
     scheduler_->abandon(batch);  // of a wait that could not go on
     return status;

@@ -47,6 +47,15 @@ class Fetcher {
     // is told where the time went and of every read.
     Status load(std::span<const RecordId> leased, ComponentMask which, trace::Pass* pass = nullptr);
 
+    // The same in steps, for who computes meanwhile: asks for parts of leased records, in the order in which they will
+    // be needed; waits until at least one more has come; looks what has come without waiting. wait_some() says what
+    // went wrong first, if anything. Who does not wait to the end gives the batch up before its leases.
+    void request(Batch& batch, std::span<const Scheduler::Part> parts, trace::Pass* pass = nullptr);
+    Status wait_some(Batch& batch, trace::Pass* pass = nullptr) { return scheduler_->wait_some(batch, pass); }
+    void look(trace::Pass* pass = nullptr) { scheduler_->pump(pass); }
+    void give_up(Batch& batch) { scheduler_->abandon(batch); }
+    [[nodiscard]] bool ready(RecordId record, ComponentMask which) const;
+
     // True if all of the record's components are there.
     [[nodiscard]] bool resident(RecordId record) const { return slots_->resident(record); }
     // The component's first byte in its slot. The record is leased and the component ready.
@@ -68,6 +77,7 @@ class Fetcher {
 
     std::unique_ptr<Slots> slots_;  // outlives the scheduler
     void register_arena();
+    [[nodiscard]] Scheduler::Wish wish_of(RecordId record, const trace::Pass* pass) const;
 
     static constexpr uint32_t kNoSet = UINT32_MAX;
     io::Engine& engine_;

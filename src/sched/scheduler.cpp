@@ -273,35 +273,45 @@ Scheduler::Index Scheduler::make_exact_ticket(RecordId record, uint32_t componen
     }
 }
 
-void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentMask which, const Wish& wish) {
+void Scheduler::want_one(Batch& batch, RecordId r, ComponentMask which, const Wish& wish, Nanos now) {
     assert(is_exact(wish.cls));
+    const SlotId slot = slots_.cache().find(r);
+    assert(slot != cache::kNoSlot && slots_.cache().leases(slot) > 0);
+    which &= slots_.all_components(slots_.store().set_of(r));
+    if ((predicted_unused_[r] & which) != 0) used(r, which);
+    ComponentMask missing = which & static_cast<ComponentMask>(~slots_.cache().ready(slot));
+    for (; missing != 0; missing &= static_cast<ComponentMask>(missing - 1)) {
+        const auto c = static_cast<uint32_t>(std::countr_zero(missing));
+        if (const Index live = by_key_[key(r, c)]; live != kNone) {
+            promote(live, wish, batch);
+            continue;
+        }
+        const Index i = make_exact_ticket(r, c, now);
+        Ticket& t = tickets_[i];
+        t.cls = wish.cls;
+        t.owner = batch.owner_;
+        t.phase = wish.phase;
+        t.layer = wish.layer;
+        t.tokens = wish.tokens;
+        t.deadline = wish.deadline;
+        (void)take_lease(t);
+        enqueue(i);
+        add_waiter(i, batch);
+    }
+}
+
+void Scheduler::want(Batch& batch, std::span<const Part> parts, const Wish& wish) {
     pages_ = pages_ || wish.cls == Class::page;
     const Nanos now = clock_.now();
-    for (const RecordId r : records) {
-        const SlotId slot = slots_.cache().find(r);
-        assert(slot != cache::kNoSlot && slots_.cache().leases(slot) > 0);
-        const ComponentMask wanted = which & slots_.all_components(slots_.store().set_of(r));
-        if ((predicted_unused_[r] & wanted) != 0) used(r, wanted);
-        ComponentMask missing = wanted & static_cast<ComponentMask>(~slots_.cache().ready(slot));
-        for (; missing != 0; missing &= static_cast<ComponentMask>(missing - 1)) {
-            const auto c = static_cast<uint32_t>(std::countr_zero(missing));
-            if (const Index live = by_key_[key(r, c)]; live != kNone) {
-                promote(live, wish, batch);
-                continue;
-            }
-            const Index i = make_exact_ticket(r, c, now);
-            Ticket& t = tickets_[i];
-            t.cls = wish.cls;
-            t.owner = batch.owner_;
-            t.phase = wish.phase;
-            t.layer = wish.layer;
-            t.tokens = wish.tokens;
-            t.deadline = wish.deadline;
-            (void)take_lease(t);
-            enqueue(i);
-            add_waiter(i, batch);
-        }
-    }
+    for (const Part& p : parts) want_one(batch, p.record, p.which, wish, now);
+    prepare_exact();
+    submit();
+}
+
+void Scheduler::want(Batch& batch, std::span<const RecordId> records, ComponentMask which, const Wish& wish) {
+    pages_ = pages_ || wish.cls == Class::page;
+    const Nanos now = clock_.now();
+    for (const RecordId r : records) want_one(batch, r, which, wish, now);
     prepare_exact();
     submit();
 }
@@ -679,9 +689,17 @@ void Scheduler::pump(trace::Pass* pass) {
 }
 
 Status Scheduler::wait(Batch& batch, trace::Pass* pass) {
+    return wait_until(batch, 0, pass);
+}
+
+Status Scheduler::wait_some(Batch& batch, trace::Pass* pass) {
+    return batch.done() ? batch.status() : wait_until(batch, batch.pending_ - 1, pass);
+}
+
+Status Scheduler::wait_until(Batch& batch, uint32_t pending, trace::Pass* pass) {
     std::array<io::Completion, kPieces> done;
     bool dropped = false;
-    while (!batch.done()) {
+    while (batch.pending_ > pending) {
         if (!batch.status().ok() && !dropped) {
             dropped = true;
             for (Index i = 0; i < tickets_.size(); ++i) {

@@ -104,8 +104,14 @@ class Scheduler {
         Nanos deadline = kNoDeadline;
         Class cls = Class::exact;  // or page
     };
-    // Wants components of `records`, each of which the caller has leased, for `batch`; what is ready already adds
+    struct Part {
+        RecordId record = kNoRecord;
+        ComponentMask which = 0;
+    };
+    // Wants these components of records, each of which the caller has leased, for `batch`; what is ready already adds
     // nothing to it. They are given to the device together, in this order.
+    void want(Batch& batch, std::span<const Part> parts, const Wish& wish);
+    // The same components of all records.
     void want(Batch& batch, std::span<const RecordId> records, ComponentMask which, const Wish& wish);
 
     struct Hint {
@@ -124,6 +130,8 @@ class Scheduler {
     void pump(trace::Pass* pass = nullptr);
     // Until nothing of the batch is pending. After a failure, what the batch has not given to the device is cancelled.
     Status wait(Batch& batch, trace::Pass* pass = nullptr);
+    // Until at least one more of what the batch waits for has ended, or nothing of it is pending. Its status so far.
+    Status wait_some(Batch& batch, trace::Pass* pass = nullptr);
     // Nothing is wanted any more for batches of this owner, nor its hints: what is queued ends, what is at the device
     // becomes an ordinary cache entry if it arrives whole. No read is waited for.
     void cancel(Owner owner);
@@ -169,6 +177,8 @@ class Scheduler {
     }
     Index make_ticket(RecordId record, uint32_t component, Nanos now);
     Index make_exact_ticket(RecordId record, uint32_t component, Nanos now);
+    void want_one(Batch& batch, RecordId record, ComponentMask which, const Wish& wish, Nanos now);
+    Status wait_until(Batch& batch, uint32_t pending, trace::Pass* pass);
     bool take_lease(Ticket& t);
     [[nodiscard]] bool exact_queued() const { return queues_[0].head != kNone || queues_[1].head != kNone; }
     [[nodiscard]] uint32_t hints() const { return queues_[2].n + queues_[3].n + queues_[4].n; }

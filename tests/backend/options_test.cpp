@@ -50,6 +50,9 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--io-threads", {"1", "64"}},
         {"--io-engine", {"auto", "io_uring", "pread", "mmap"}},
         {"--no-odirect", {"1", "0"}},
+        {"--overlap", {"1", "0"}},
+        {"--no-overlap", {"1", "0"}},
+        {"--wave", {"auto", "1", "64"}},
         {"--verify-reads", {"always", "once", "never"}},
         {"--dense-weights", {"anon", "warm", "mmap"}},
         {"--record", {"a file.jsonl"}},
@@ -107,6 +110,11 @@ TEST(Options, CombinationsThatCannotBeAreErrors) {
     EXPECT_TRUE(validate(config).ok());
     config.progress = config.live = true;
     EXPECT_FALSE(validate(config).ok());
+    config.live = false;
+    config.overlap = false;
+    EXPECT_TRUE(validate(config).ok());
+    config.wave = 2;
+    EXPECT_FALSE(validate(config).ok());
 }
 
 TEST(Options, OursAreTakenOutAndTheRestKeepsItsOrder) {
@@ -130,10 +138,26 @@ TEST(Options, AfterTwoDashesNothingIsOurs) {
 
 TEST(Options, WhatDoesNotParseIsAnErrorThatNamesTheOption) {
     const std::vector<std::vector<std::string>> bad{
-        {"--cache-mb", "abc"},   {"--cache-mb", "0"},         {"--cache-mb", "-5"},        {"--cache-mb"},
-        {"--cache-mb="},         {"--io-threads", "0"},       {"--io-threads", "65"},      {"--io-threads", "4x"},
-        {"--io-engine", "fast"}, {"--dense-weights", "Anon"}, {"--no-odirect=1"},          {"--sluice-log", "loud"},
-        {"--record", ""},        {"--metrics-port", "0"},     {"--metrics-port", "65536"}, {"--token-trace-at", "-1"},
+        {"--cache-mb", "abc"},
+        {"--cache-mb", "0"},
+        {"--cache-mb", "-5"},
+        {"--cache-mb"},
+        {"--cache-mb="},
+        {"--io-threads", "0"},
+        {"--io-threads", "65"},
+        {"--io-threads", "4x"},
+        {"--io-engine", "fast"},
+        {"--dense-weights", "Anon"},
+        {"--no-odirect=1"},
+        {"--sluice-log", "loud"},
+        {"--record", ""},
+        {"--metrics-port", "0"},
+        {"--metrics-port", "65536"},
+        {"--token-trace-at", "-1"},
+        {"--wave", "0"},
+        {"--wave", "65"},
+        {"--overlap=1"},
+        {"--verify-reads", "sometimes"},
     };
     for (std::vector<std::string> a : bad) {
         Config config;

@@ -1,0 +1,118 @@
+#include "exec/rank_block.h"
+
+namespace sluice::exec {
+namespace {
+
+bool is_view(ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
+const ggml_tensor* root(const ggml_tensor* t) {
+    while (t->view_src != nullptr) t = t->view_src;
+    return t;
+}
+
+// One row per rank, rows one after the other.
+bool has_ranks(const ggml_tensor* t, int64_t ranks) {
+    return t->ne[1] == ranks && t->ne[2] == 1 && t->ne[3] == 1;
+}
+
+// The same row for every rank.
+bool is_shared(const ggml_tensor* t) {
+    return t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1;
+}
+
+// Every number of the result comes from numbers in the same row of the sources.
+bool is_row_by_row(ggml_op op) {
+    switch (op) {
+        case GGML_OP_UNARY:
+        case GGML_OP_GLU:
+        case GGML_OP_ADD:
+        case GGML_OP_SUB:
+        case GGML_OP_MUL:
+        case GGML_OP_DIV:
+        case GGML_OP_SCALE:
+        case GGML_OP_CLAMP:
+        case GGML_OP_SQR:
+            return true;
+        default:
+            return false;
+    }
+}
+
+}  // namespace
+
+int RankBlock::source(const ggml_tensor* t) const {
+    const ggml_tensor* r = root(t);
+    for (size_t i = nodes.size(); i-- > 0;) {
+        if (nodes[i] == r) return static_cast<int>(i);
+    }
+    return -1;
+}
+
+namespace {
+
+// A source that is of the block shows whole rows of it, or the same part of each row; one from outside has a row per
+// rank or one for all.
+bool source_fits(const RankBlock& block, const ggml_tensor* src) {
+    if (const int made = block.source(src); made >= 0) {
+        const ggml_tensor* from = block.nodes[static_cast<size_t>(made)];
+        const auto offset =
+            static_cast<size_t>(static_cast<const char*>(src->data) - static_cast<const char*>(from->data));
+        return has_ranks(src, block.ranks) && src->nb[1] == from->nb[1] && offset < from->nb[1];
+    }
+    return src->type == GGML_TYPE_F32 && (has_ranks(src, block.ranks) || is_shared(src));
+}
+
+bool fits(const RankBlock& block, const ggml_tensor* node, const ggml_tensor* ids, const WeightRef& first,
+          WeightLookup weight_of) {
+    if (node->view_src != nullptr || node->type != GGML_TYPE_F32 || !has_ranks(node, block.ranks) ||
+        !ggml_is_contiguous(node)) {
+        return false;
+    }
+    if (node->op == GGML_OP_MUL_MAT_ID) {
+        const WeightRef* weight = weight_of(node->src[0]);
+        return weight != nullptr && weight->runtime == first.runtime && weight->set == first.set &&
+               node->src[2]->data == ids->data && source_fits(block, node->src[1]);
+    }
+    if (node->op == GGML_OP_ADD_ID) {
+        return weight_of(node->src[1]) == nullptr && node->src[2]->data == ids->data &&
+               block.source(node->src[1]) < 0 && source_fits(block, node->src[0]);
+    }
+    if (!is_row_by_row(node->op)) return false;
+    for (const ggml_tensor* src : node->src) {
+        if (src != nullptr && (weight_of(src) != nullptr || !source_fits(block, src))) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
+void find_rank_block(ggml_cgraph* graph, int begin, WeightLookup weight_of, RankBlock& block) {
+    block.nodes.clear();
+    block.end = begin;
+    block.last_product = 0;
+    block.before_last = block.all = 0;
+    const ggml_tensor* first = ggml_graph_node(graph, begin);
+    const ggml_tensor* ids = first->src[2];
+    block.ranks = ids->ne[0];
+    if (ids->ne[1] != 1 || block.ranks < 2) return;
+    const WeightRef& weight = *weight_of(first->src[0]);
+    const int n = ggml_graph_n_nodes(graph);
+    for (int i = begin; i < n; ++i) {
+        ggml_tensor* node = ggml_graph_node(graph, i);
+        if (is_view(node->op)) continue;  // whose end it is, the next node that computes tells
+        const bool wanted = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
+        if (!wanted || !fits(block, node, ids, weight, weight_of)) break;
+        if (node->op == GGML_OP_MUL_MAT_ID) {
+            block.last_product = block.nodes.size();
+            block.before_last = block.all;
+            block.all = static_cast<uint8_t>(block.all | (1U << weight_of(node->src[0])->component));
+        }
+        block.nodes.push_back(node);
+        block.end = i + 1;
+    }
+}
+
+}  // namespace sluice::exec

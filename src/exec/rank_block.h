@@ -1,0 +1,34 @@
+// Owns: which nodes of a graph over one token can be computed for some ranks of the router's choice before the others.
+// Keeps: each node named here takes its rows of a rank from rows of the same rank, or from tensors that are there
+// before the first of them, so that ranks may be computed in any order and in any grouping.
+#pragma once
+
+#include <ggml.h>
+
+#include <vector>
+
+#include "exec/model_runtime.h"
+
+namespace sluice::exec {
+
+// The weight behind a tensor if it is one of ours, else nullptr.
+using WeightLookup = const WeightRef* (*)(const ggml_tensor* tensor);
+
+struct RankBlock {
+    int end = 0;                      // of the graph: one past the last node that belongs to the block, views included
+    int64_t ranks = 0;                // top-k
+    std::vector<ggml_tensor*> nodes;  // that compute, in order
+    size_t last_product = 0;          // in `nodes`: the last product with experts
+    uint8_t before_last = 0;          // components needed by products before it
+    uint8_t all = 0;                  // components needed at all
+
+    [[nodiscard]] bool empty() const { return nodes.empty(); }
+    // Which node's rows `t` shows; -1 where that is none of the block. `t` may be a view of it.
+    [[nodiscard]] int source(const ggml_tensor* t) const;
+};
+
+// From node `begin` of the graph on, which is a product with experts of ours for one token and several ranks. Empty if
+// not even that one can be taken apart. Memory of `block` is reused.
+void find_rank_block(ggml_cgraph* graph, int begin, WeightLookup weight_of, RankBlock& block);
+
+}  // namespace sluice::exec
