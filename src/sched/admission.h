@@ -78,21 +78,24 @@ class Admission {
         tokens_ = std::max(tokens_, -static_cast<double>(device_.window) * kDebt);
     }
 
-    // A prediction ended: used, or evicted unused. The switch looks at the last kJudged of them.
-    void judge(bool useful) {
+    // A prediction ended: used, or evicted unused. The switch looks at kJudged of them at a time. True if this turns
+    // speculation off.
+    bool judge(bool useful) {
         useful_ += useful ? 1 : 0;
-        if (++judged_ < kJudged) return;
-        const double share = static_cast<double>(useful_) / static_cast<double>(judged_);
-        if (!off_ && share < kOffBelow) {
-            off_ = true;
-            resume_in_ = kRestLayers;
-            ++switched_off_;
-        }
+        if (++judged_ < kJudged) return false;
+        const bool worth_it = useful_ >= kOffBelow * kJudged;
         judged_ = useful_ = 0;
+        if (off_ || worth_it) return false;
+        off_ = true;
+        resume_in_ = kRestLayers;
+        ++switched_off_;
+        return true;
     }
-    // Called once per layer; speculation is tried again after a rest, and judged anew.
-    void layer() {
-        if (off_ && --resume_in_ == 0) off_ = false;
+    // Called once per layer; speculation is tried again after a rest, and judged anew. True if that is now.
+    bool layer() {
+        if (!off_ || --resume_in_ > 0) return false;
+        off_ = false;
+        return true;
     }
 
     [[nodiscard]] uint64_t in_flight() const { return in_flight_; }
@@ -100,11 +103,12 @@ class Admission {
     [[nodiscard]] uint64_t times_switched_off() const { return switched_off_; }
     [[nodiscard]] const DeviceModel& device() const { return device_; }
 
-  private:
-    static constexpr double kDebt = 8;
     static constexpr uint32_t kJudged = 64;
     static constexpr double kOffBelow = 0.25;
     static constexpr uint32_t kRestLayers = 4096;
+
+  private:
+    static constexpr double kDebt = 8;
 
     void refill(Nanos now) {
         if (now > last_) tokens_ += static_cast<double>(now - last_) * device_.bytes_per_ns;

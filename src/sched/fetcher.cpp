@@ -16,7 +16,7 @@ Result<std::unique_ptr<Fetcher>> Fetcher::create(const store::RecordStore& store
 
 void Fetcher::enter(uint32_t set, trace::Phase phase) {
     if (!registered_ && slots_->cache().n_resident() == slots_->cache().n_slots()) register_arena();
-    scheduler_->admission().layer();
+    if (scheduler_->admission().layer()) log(LogLevel::info, "predictions are read again");
     if (phase != trace::Phase::decode) {
         set_ = kNoSet;
         scheduler_->expect_exact(Admission::kNoGap);

@@ -210,9 +210,15 @@ void Scheduler::used(RecordId record, ComponentMask which) {
         const auto component = static_cast<uint32_t>(std::countr_zero(left));
         const bool useful = slots_.ready(record, component);
         if (!useful) counters_.rejected_bytes += slots_.store().extent(record, component).bytes;
-        admission_.judge(useful);
+        judge(useful);
     }
     predicted_unused_[record] &= static_cast<ComponentMask>(~which);
+}
+
+void Scheduler::judge(bool useful) {
+    if (!admission_.judge(useful)) return;
+    log(LogLevel::info, "predictions are not read for the next {} layers: fewer than {:.0f} % of the last {} were used",
+        Admission::kRestLayers, Admission::kOffBelow * 100, Admission::kJudged);
 }
 
 void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
@@ -233,7 +239,7 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
         for (Piece& p : pieces_) {
             if (p.ticket == i) p.speculative = false;
         }
-        admission_.judge(true);
+        judge(true);
         dequeue(i);
         t.cls = wish.cls;
         t.deadline = deadline;

@@ -208,6 +208,7 @@ class Scheduler {
     [[nodiscard]] Status failure(const Ticket& t) const;
     void note_read(const Ticket& t, const Piece& piece, const io::Completion& done, Nanos now, trace::Pass& pass) const;
     void used(RecordId record, ComponentMask which);
+    void judge(bool useful);
 
     Slots& slots_;
     io::Engine& engine_;
