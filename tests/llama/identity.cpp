@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <string>
 #include <tuple>
@@ -41,6 +42,27 @@ std::string name(const Flags& f) {
     return std::string(f.repack ? "repack" : "no-repack") + " t" + std::to_string(f.threads) +
            (f.flash ? " fa" : " no-fa");
 }
+
+// How experts are computed while others are read.
+struct Mode {
+    const char* name;
+    bool overlap;
+    unsigned wave;
+};
+constexpr Mode kModes[] = {{"as they come", true, 0}, {"in fours", true, 4}, {"no overlap", false, 0}};
+
+// Cache sizes from one expert upward. Slots are padded, so a size in "experts" is taken generously from the file's own
+// record sizes: the point is the regime, and the smallest one is exact (what Sluice itself demands).
+struct Budget {
+    const char* name;
+    uint64_t bytes;
+};
+
+struct Case {
+    Flags flags;
+    Budget size;
+    Mode mode;
+};
 
 // All logits that a caller could see, and the state of the sequence at the end.
 struct Outcome {
@@ -136,13 +158,6 @@ Outcome run(const char* path, const Flags& flags, const Workload& work) {
     return out;
 }
 
-// Cache sizes from one expert upward. Slots are padded, so a size in "experts" is taken generously from the file's own
-// record sizes: the point is the regime, and the smallest one is exact (what Sluice itself demands).
-struct Budget {
-    const char* name;
-    uint64_t bytes;
-};
-
 std::vector<Budget> budgets(const sluice::model::Geometry& g) {
     uint64_t slot = 0;
     uint64_t layer = 0;
@@ -213,19 +228,20 @@ int main(int argc, char** argv) {
         nullptr);
     llama_backend_init();
 
-    // Which (flags, cache size) pairs run. The numbers of flags and of sizes have no common factor, so fourteen picks
-    // in a row meet all 8 x 5 pairs.
+    // Which (flags, cache size, mode) run. The numbers of flags, sizes and modes have no common factor, so fourteen
+    // picks in a row meet all pairs of any two of them; each pick meets every mode.
     constexpr int kPerPick = 3;
     const std::vector<Budget> sizes = budgets(*geometry);
-    std::vector<std::pair<Flags, Budget>> cases;
+    std::vector<Case> cases;
     const int n_sizes = static_cast<int>(sizes.size());
     for (int n = full ? 0 : pick * kPerPick; n < (full ? 8 * n_sizes : (pick + 1) * kPerPick); ++n) {
         const Flags flags{.repack = (n & 1) != 0, .threads = (n & 2) != 0 ? 2 : 1, .flash = (n & 4) != 0};
-        cases.emplace_back(flags, sizes[static_cast<size_t>(n % n_sizes)]);
+        cases.push_back(
+            {flags, sizes[static_cast<size_t>(n % n_sizes)], kModes[static_cast<size_t>(n) % std::size(kModes)]});
     }
 
     std::map<Flags, Outcome> stock;
-    for (const auto& [flags, size] : cases) {
+    for (const auto& [flags, size, mode] : cases) {
         if (stock.contains(flags)) continue;
         stock[flags] = run(path, flags, work);
         if (!stock[flags].ok) {
@@ -235,9 +251,11 @@ int main(int argc, char** argv) {
     }
 
     int failures = 0;
-    for (const auto& [flags, size] : cases) {
+    for (const auto& [flags, size, mode] : cases) {
         sluice::Config config;
         config.cache_bytes = size.bytes;
+        config.overlap = mode.overlap;
+        config.wave = mode.wave;
         config.verbosity = sluice::Verbosity::error;
         std::string error;
         if (!sluice::start(config, &error)) {
@@ -256,11 +274,12 @@ int main(int argc, char** argv) {
             got.ok && got.logits.size() == want.logits.size() && differing == 0 && got.state == want.state;
         if (!same) {
             ++failures;
-            std::printf("DIFFERS  %-22s %-18s ran %d, logits %zu of %zu differ, state %s %s\n", name(flags).c_str(),
-                        size.name, got.ok ? 1 : 0, differing, want.logits.size(),
+            std::printf("DIFFERS  %-22s %-18s %-13s ran %d, logits %zu of %zu differ, state %s %s\n",
+                        name(flags).c_str(), size.name, mode.name, got.ok ? 1 : 0, differing, want.logits.size(),
                         got.state == want.state ? "same" : "differs", sluice::last_error().c_str());
         } else {
-            std::printf("same     %-22s %-18s %zu logits\n", name(flags).c_str(), size.name, want.logits.size());
+            std::printf("same     %-22s %-18s %-13s %zu logits\n", name(flags).c_str(), size.name, mode.name,
+                        want.logits.size());
         }
     }
     std::printf("%zu cases, %d differ\n", cases.size(), failures);
