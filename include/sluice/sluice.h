@@ -43,6 +43,7 @@ struct Config {
     unsigned io_threads = 8;  // reads in flight, 1..64
     IoEngine io_engine = IoEngine::automatic;
     bool direct_io = true;
+    std::string store = "auto";  // where experts are read from: "auto", "gguf", or the manifest of a pack
     VerifyReads verify_reads = VerifyReads::always;  // loading fails if it is another, but the model has no checksums
     bool overlap = true;                             // compute with the experts that are there while others are read
     unsigned wave = 0;                               // then, experts per launch at least; 0: as they come

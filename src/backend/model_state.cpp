@@ -128,11 +128,14 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     state->geometry_ = std::move(geometry);
 
     std::string note;
-    auto store = store::RecordStore::open(state->index_, state->geometry_,
-                                          config.direct_io ? io::Access::direct : io::Access::buffered, &note);
+    auto store = store::RecordStore::open(
+        state->index_, state->geometry_,
+        {.access = config.direct_io ? io::Access::direct : io::Access::buffered, .store = config.store}, &note);
     if (!store.ok()) return store.status();
     state->store_ = std::make_unique<store::RecordStore>(std::move(*store));
     if (!note.empty()) log(LogLevel::warn, "{}", note);
+    if (const std::string& used = state->store_->holder(0).name; used != state->index_.files()[0].path)
+        log(LogLevel::info, "experts are read from {}", used);
     if (config.verify_reads != VerifyReads::always && !state->store_->has_checksums()) {
         return error(Code::invalid_argument,
                      "--verify-reads has no effect: {0} has no checksums (sluice verify --write {0} makes them)",

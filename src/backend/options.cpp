@@ -123,6 +123,12 @@ constexpr Option kOptions[] = {
     {"--no-odirect", "SLUICE_NO_ODIRECT", nullptr, "off",
      "Read experts through the page cache instead of directly from the drive.", set_no_odirect,
      [](const Config& c) { return get_word(!c.direct_io, kSwitch); }},
+    {"--store", "SLUICE_STORE", "auto|gguf|PATH", "auto",
+     "Where experts are read from. auto: from the pack beside the model (MODEL.sluice, which sluice pack makes) if "
+     "there "
+     "is one of these contents, else from the model's own files; they are also what a damaged pack is helped out from. "
+     "gguf: from the model's own files, the pack in reserve. Else the name of a pack that lies elsewhere.",
+     set_path<&Config::store>, get_path<&Config::store>},
     {"--verify-reads", "SLUICE_VERIFY_READS", "always|once|never", "always",
      "Compare what is read with the model's checksums, if it has any (sluice verify --write makes them), before it is "
      "computed with. once: only the first read of each matrix, and what had to be read again. Wrong bytes are read "

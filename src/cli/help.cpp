@@ -135,7 +135,11 @@ std::string bash_completion() {
         if (values.find('|') == std::string::npos || values[0] == 'N') continue;
         std::string list = values;
         for (char& ch : list) ch = ch == '|' ? ' ' : ch;
-        words += fmt::format("        {}) COMPREPLY=($(compgen -W \"{}\" -- \"$cur\")); return ;;\n", o.flag, list);
+        // A place for any path among the words.
+        const size_t path = list.find(" PATH");
+        if (path != std::string::npos) list.erase(path);
+        words += fmt::format("        {}) COMPREPLY=($(compgen {}-W \"{}\" -- \"$cur\")); return ;;\n", o.flag,
+                             path != std::string::npos ? "-f " : "", list);
     }
     return fmt::format(
         "# bash completion for sluice\n_sluice() {{\n    local cur=${{COMP_WORDS[COMP_CWORD]}} "

@@ -73,7 +73,7 @@ int inspect_command(std::vector<std::string> arguments) {
     const auto geometry = model::derive_geometry(*index);
     if (!geometry.ok()) return fail(geometry.status(), kFailed);
     const model::Geometry& g = *geometry;
-    const auto store = store::RecordStore::open(*index, g, io::Access::direct, nullptr);
+    const auto store = store::RecordStore::open(*index, g, {}, nullptr);
     if (!store.ok()) return fail(store.status(), kFailed);
     const auto shapes = sched::Slots::shapes(*store, {});
     const uint64_t full = cache::full_budget(shapes);

@@ -58,7 +58,7 @@ int verify_model(const Asked& asked, io::Engine& engine) {
     if (!geometry.ok()) return fail(geometry.status(), kFailed);
     // What is wrong with the checksums is said here, as an error.
     set_log_level(LogLevel::error);
-    const auto store = store::RecordStore::open(*index, *geometry, io::Access::direct, nullptr);
+    const auto store = store::RecordStore::open(*index, *geometry, {.store = "gguf"}, nullptr);
     if (!store.ok()) return fail(store.status(), kFailed);
     ProgressBar bar(asked.write ? "reading" : "verifying");
     const auto progress = [&](uint64_t done, uint64_t total) {

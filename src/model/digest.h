@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "model/geometry.h"
 #include "model/gguf.h"
 
 namespace sluice::model {
@@ -13,5 +14,8 @@ namespace sluice::model {
 // tampering: bytes between the samples may differ. Reads at most the headers and 256 KiB per file, through the page
 // cache.
 Result<std::string> sampled_digest(const GgufIndex& index);
+
+// The same, but of the samples only what is no expert: it stays when the experts' bytes are taken out of the files.
+Result<std::string> dense_digest(const GgufIndex& index, const Geometry& geometry);
 
 }  // namespace sluice::model

@@ -1,7 +1,9 @@
 #include "store/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -73,6 +75,32 @@ int Files::remove(const std::string& path) {
     return ::unlink(path.c_str()) == 0 ? 0 : errno;
 }
 
+int Files::allocate(int fd, uint64_t offset, uint64_t bytes) {
+    int e = 0;
+    do e = ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    while (e == EINTR);
+    return e == EOPNOTSUPP ? 0 : e;
+}
+
+int Files::punch(int fd, uint64_t offset, uint64_t bytes) {
+    constexpr int kMode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    int e = 0;
+    do e = ::fallocate(fd, kMode, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    while (e == EINTR);
+    return e;
+}
+
+int Files::lock(int fd) {
+    return ::flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+}
+
+int Files::free_bytes(const std::string& path, uint64_t& bytes) {
+    struct statvfs st {};
+    if (::statvfs(directory_of(path).c_str(), &st) != 0) return errno;
+    bytes = uint64_t{st.f_bavail} * st.f_frsize;
+    return 0;
+}
+
 Result<OutputFile> OutputFile::open(Files& files, const std::string& path, int flags) {
     int fd = -1;
     if (const int e = files.open(path, flags, fd); e != 0) return failed("open", path, e);
@@ -96,6 +124,24 @@ Status OutputFile::resize(uint64_t size) {
 Status OutputFile::sync() {
     const int e = files_->sync(fd_);
     return e == 0 ? Status() : failed("write", path_, e);
+}
+
+Status OutputFile::allocate(uint64_t offset, uint64_t bytes) {
+    const int e = files_->allocate(fd_, offset, bytes);
+    return e == 0 ? Status() : failed("find room for", path_, e);
+}
+
+Status OutputFile::punch(uint64_t offset, uint64_t bytes) {
+    const int e = files_->punch(fd_, offset, bytes);
+    if (e == EOPNOTSUPP || e == ENOSYS)
+        return error(Code::unsupported, "the file system of {} cannot give back a part of a file", path_);
+    return e == 0 ? Status() : failed("give back a part of", path_, e);
+}
+
+Status OutputFile::lock() {
+    const int e = files_->lock(fd_);
+    if (e == EWOULDBLOCK) return error(Code::unsupported, "{} is being worked on by another process", path_);
+    return e == 0 ? Status() : failed("lock", path_, e);
 }
 
 Status replace_file(Files& files, const std::string& path, std::span<const std::byte> bytes) {

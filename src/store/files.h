@@ -31,6 +31,15 @@ class Files {
     // Makes the names in the directory of `path` durable.
     virtual int sync_directory(const std::string& path);
     virtual int remove(const std::string& path);
+    // Room on the drive for [offset, offset + bytes), before it is written. 0 too where the file system has no such
+    // call.
+    virtual int allocate(int fd, uint64_t offset, uint64_t bytes);
+    // Gives the drive's room behind a range back; it reads as zeros then, and the file keeps its size.
+    virtual int punch(int fd, uint64_t offset, uint64_t bytes);
+    // EWOULDBLOCK while another process, or another descriptor of this one, has it locked. Ends with the descriptor.
+    virtual int lock(int fd);
+    // What may still be written on the file system that holds the directory of `path`.
+    virtual int free_bytes(const std::string& path, uint64_t& bytes);
 };
 
 // A file being written. Move-only. Errors name the path.
@@ -48,6 +57,12 @@ class OutputFile {
     Status write(std::span<const std::byte> bytes, uint64_t offset);
     Status resize(uint64_t size);
     Status sync();
+    Status allocate(uint64_t offset, uint64_t bytes);
+    Status punch(uint64_t offset, uint64_t bytes);
+    // Error unsupported, in words, if somebody else has it.
+    Status lock();
+    [[nodiscard]] int fd() const { return fd_; }
+    [[nodiscard]] const std::string& path() const { return path_; }
 
   private:
     OutputFile(Files& files, std::string path, int fd) : files_(&files), path_(std::move(path)), fd_(fd) {}

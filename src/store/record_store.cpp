@@ -3,9 +3,7 @@
 #include <algorithm>
 
 #include "base/bytes.h"
-#include "base/log.h"
 #include "base/memory.h"
-#include "store/sums.h"
 
 namespace sluice::store {
 
@@ -41,19 +39,6 @@ Result<Holder> open_gguf(const model::GgufIndex& index, const model::Geometry& g
         }
     }
     return holder;
-}
-
-Result<RecordStore> RecordStore::open(const model::GgufIndex& index, const model::Geometry& geometry, io::Access access,
-                                      std::string* note) {
-    auto gguf = open_gguf(index, geometry, access, note);
-    if (!gguf.ok()) return gguf.status();
-    RecordStore store(geometry, std::move(*gguf));
-    if (auto sums = load_sums(index, geometry); sums.ok()) {
-        store.set_checksums(std::move(*sums));
-    } else if (sums.status().code() != Code::not_found) {
-        log(LogLevel::warn, "checksums are not used: {}", sums.status().message());
-    }
-    return store;
 }
 
 RecordStore RecordStore::over(const model::Geometry& geometry, std::span<const io::File* const> files) {

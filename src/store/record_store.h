@@ -52,13 +52,25 @@ struct RecordName {
 Result<Holder> open_gguf(const model::GgufIndex& index, const model::Geometry& geometry, io::Access access,
                          std::string* note);
 
+struct OpenOptions {
+    io::Access access = io::Access::direct;
+    // "auto": the pack beside the model if there is one, else the model's own files; the latter are then the reserve.
+    // "gguf": the model's own files, the pack in reserve. Else the manifest of a pack, which must be of this model.
+    std::string store = "auto";
+    // Copies of the model (its first file) or of its pack, which take their part of the reads. An error if one cannot
+    // be used.
+    std::vector<std::string> mirrors = {};
+};
+
 // Set up by one thread, then immutable and thread-safe.
 class RecordStore {
   public:
-    // Over the model's own files. Takes the checksums from MODEL.sluice-sums if that is there, whole and of these
-    // contents; warns if it is not.
-    static Result<RecordStore> open(const model::GgufIndex& index, const model::Geometry& geometry, io::Access access,
-                                    std::string* note);
+    // Over the copies that `options` names, in this order: the pack, if it is used and belongs to the model; the
+    // model's own files, unless its experts were taken out of them; mirrors. With the checksums of the pack, else those
+    // of MODEL.sluice-sums if that is there, whole and of these contents. Warns of what is there but not used. An error
+    // if no copy has all experts.
+    static Result<RecordStore> open(const model::GgufIndex& index, const model::Geometry& geometry,
+                                    const OpenOptions& options, std::string* note);
 
     // For tests on a simulated device: the caller owns the files, one per file index.
     static RecordStore over(const model::Geometry& geometry, std::span<const io::File* const> files);

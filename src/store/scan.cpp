@@ -12,6 +12,8 @@ namespace {
 constexpr uint32_t kChunk = 256 * KiB;  // small, so that one component already keeps the drive busy
 constexpr uint32_t kQuickExperts = 2;
 
+}  // namespace
+
 // Quick looks at the first and the last experts in turn, so that each place of a layer's stretch is met by some layer.
 std::vector<uint32_t> experts_of(const model::ExpertSet& set, Depth depth) {
     std::vector<uint32_t> out;
@@ -24,8 +26,6 @@ std::vector<uint32_t> experts_of(const model::ExpertSet& set, Depth depth) {
     std::sort(out.begin(), out.end());
     return out;
 }
-
-}  // namespace
 
 Result<std::span<const std::byte>> StretchReader::read(const io::File& file, uint64_t offset, uint64_t bytes) {
     const auto room = io::region_bytes(file, offset, bytes);

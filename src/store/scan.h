@@ -32,6 +32,8 @@ class StretchReader {
 };
 
 enum class Depth { quick, full };  // quick: at most two experts of each layer, or those of a small model
+// Which experts that are, ascending.
+std::vector<uint32_t> experts_of(const model::ExpertSet& set, Depth depth);
 
 // Every component looked at, in the order of records. `bytes` is an error if they cannot be read. An error that `look`
 // returns ends the scan.

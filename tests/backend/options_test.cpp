@@ -53,6 +53,7 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--overlap", {"1", "0"}},
         {"--no-overlap", {"1", "0"}},
         {"--wave", {"auto", "1", "64"}},
+        {"--store", {"auto", "gguf", "/packs/m.gguf.sluice"}},
         {"--verify-reads", {"always", "once", "never"}},
         {"--dense-weights", {"anon", "warm", "mmap"}},
         {"--record", {"a file.jsonl"}},

@@ -30,7 +30,7 @@ class RecordStoreTest : public ::testing::Test {
 };
 
 TEST_F(RecordStoreTest, EveryExpertOfEverySetHasItsOwnNumber) {
-    const auto store = RecordStore::open(index_, geometry_, io::Access::buffered, nullptr);
+    const auto store = RecordStore::open(index_, geometry_, {.access = io::Access::buffered}, nullptr);
     ASSERT_TRUE(store.ok()) << store.status().message();
     ASSERT_EQ(store->n_records(), 8U);
     for (uint32_t set = 0; set < 2; ++set) {
@@ -47,7 +47,7 @@ TEST_F(RecordStoreTest, EveryExpertOfEverySetHasItsOwnNumber) {
 }
 
 TEST_F(RecordStoreTest, ExtentsAreTheTensorsSlices) {
-    const auto store = RecordStore::open(index_, geometry_, io::Access::buffered, nullptr);
+    const auto store = RecordStore::open(index_, geometry_, {.access = io::Access::buffered}, nullptr);
     ASSERT_TRUE(store.ok());
     const model::TensorEntry* down = index_.find("blk.2.ffn_down_exps.weight");
     const Extent e = store->extent(store->record(1, 3), 1);
@@ -79,7 +79,7 @@ TEST_F(RecordStoreTest, AFileThatWasReplacedIsNotTakenForTheIndexedOne) {
     // Both exist at once, so that they cannot share an inode.
     const std::string other = dir_.write("other.gguf", tiny_moe().file());
     std::filesystem::rename(other, path_);
-    const auto store = RecordStore::open(index_, geometry_, io::Access::buffered, nullptr);
+    const auto store = RecordStore::open(index_, geometry_, {.access = io::Access::buffered}, nullptr);
     ASSERT_FALSE(store.ok());
     EXPECT_NE(store.status().message().find(path_), std::string::npos);
     EXPECT_NE(store.status().message().find("replaced"), std::string::npos);

@@ -41,7 +41,7 @@ class SumsTest : public ::testing::Test {
         geometry_ = std::move(*geometry);
     }
     RecordStore store() {
-        auto store = RecordStore::open(index_, geometry_, io::Access::buffered, nullptr);
+        auto store = RecordStore::open(index_, geometry_, {.access = io::Access::buffered}, nullptr);
         EXPECT_TRUE(store.ok()) << store.status().message();
         return std::move(*store);
     }

@@ -1,0 +1,211 @@
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <optional>
+
+#include "base/crc32c.h"
+#include "base/log.h"
+#include "store/pack.h"
+#include "store/record_store.h"
+#include "store/sums.h"
+
+namespace sluice::store {
+namespace {
+
+bool exists(const std::string& path) {
+    struct stat st {};
+    return ::stat(path.c_str(), &st) == 0;
+}
+
+// What may be done about a model whose experts are not in its files.
+Status skeleton_error(const std::string& gguf, const std::string& pack, const Status& pack_trouble) {
+    std::string help;
+    if (exists(partial_path(pack))) {
+        help = fmt::format("sluice pack --reclaim was interrupted: run it again, or sluice unpack --in-place {}", gguf);
+    } else if (pack_trouble.ok() || pack_trouble.code() == Code::not_found) {
+        help = fmt::format(
+            "if sluice pack --reclaim took them out, name their pack with --store; without one, copy or "
+            "download the file again, or sluice repair {} --from COPY",
+            gguf);
+    } else {
+        help = fmt::format("and its pack cannot be used: {}; sluice repair {}", pack_trouble.message(), gguf);
+    }
+    return error(Code::corrupt, "{} has holes where its experts should be, so nothing is computed from it: {}", gguf,
+                 help);
+}
+
+// Whether every matrix that lies in a hole of the model's files has the checksum that it should have: zeros may be what
+// the model is made of.
+bool holes_are_right(const Holder& holder, const model::Geometry& geometry, const std::vector<uint32_t>& sums) {
+    size_t i = 0;
+    for (size_t s = 0; s < geometry.sets.size(); ++s) {
+        for (uint32_t e = 0; e < geometry.sets[s].n_expert; ++e) {
+            for (size_t c = 0; c < geometry.sets[s].tensors.size(); ++c, ++i) {
+                const Place& p = holder.places[s][c];
+                const uint64_t bytes = geometry.sets[s].tensors[c].bytes_per_expert;
+                const uint64_t at = p.offset + e * p.stride;
+                if (!has_hole(p.file->fd(), at, bytes)) continue;
+                const auto plain = io::File::open(p.file->path(), io::Access::buffered);
+                std::vector<std::byte> read(bytes);
+                if (!plain.ok() ||
+                    ::pread(plain->fd(), read.data(), bytes, static_cast<off_t>(at)) != static_cast<ssize_t>(bytes) ||
+                    crc32c(read) != sums[i])
+                    return false;
+            }
+        }
+    }
+    return true;
+}
+
+// One opening of a store, step by step.
+class Opener {
+  public:
+    Opener(const model::GgufIndex& index, const model::Geometry& geometry, const OpenOptions& options,
+           std::string* note)
+        : index_(index), geometry_(geometry), options_(options), note_(note), gguf_path_(index.files()[0].path) {}
+
+    Result<RecordStore> run() {
+        skeleton_ = is_skeleton(index_, geometry_);
+        if (Status s = open_packed(); !s.ok()) return s;
+        if (Status s = open_own(); !s.ok()) return s;
+        if (!pack_ && !own_) return skeleton_error(gguf_path_, pack_path(index_), pack_trouble_);
+        const bool pack_first = pack_ && (options_.store != "gguf" || !own_);
+        if (pack_) pack_->holder.shares = pack_first;
+        if (own_) own_->shares = !pack_first;
+        RecordStore store(geometry_, pack_first ? std::move(pack_->holder) : std::move(*own_));
+        if (pack_first && own_) store.add_holder(std::move(*own_));
+        if (!pack_first && pack_) store.add_holder(std::move(pack_->holder));
+        std::vector<uint32_t> sums = pack_ ? pack_->sums : std::move(sums_);
+        if (Status s = add_mirrors(store, sums); !s.ok()) return s;
+        if (!sums.empty()) store.set_checksums(std::move(sums));
+        return store;
+    }
+
+  private:
+    Result<const Identity*> identity() {
+        if (!identity_) {
+            auto found = identify(index_, geometry_);
+            if (!found.ok()) return found.status();
+            identity_.emplace(std::move(*found));
+        }
+        return &*identity_;
+    }
+
+    Status open_packed() {
+        const bool named = options_.store != "auto" && options_.store != "gguf";
+        const std::string path = named ? options_.store : pack_path(index_);
+        if (!named && !exists(path)) return {};
+        const auto who = identity();
+        if (!who.ok()) return who.status();
+        std::string note;
+        auto pack = open_pack(path, **who, options_.access, &note);
+        if (!pack.ok()) {
+            if (named) return pack.status().within("--store");
+            pack_trouble_ = pack.status();
+            if (!skeleton_) log(LogLevel::warn, "the pack is not used: {}", pack.status().message());
+            return {};
+        }
+        if (note_ != nullptr && note_->empty()) *note_ = note;
+        pack_.emplace(std::move(*pack));
+        return {};
+    }
+
+    Status open_own() {
+        // Its experts are known to be elsewhere, or about to be.
+        if (pack_ && (pack_->reclaimed || skeleton_)) {
+            if (options_.store == "gguf") {
+                return error(Code::invalid_argument,
+                             "--store gguf: the experts were taken out of {0}; they are in {1} (sluice unpack "
+                             "--in-place {0} brings them back)",
+                             gguf_path_, pack_->holder.name);
+            }
+            return {};
+        }
+        auto own = open_gguf(index_, geometry_, options_.access, pack_ ? nullptr : note_);
+        if (!own.ok()) {
+            if (!pack_) return own.status();
+            log(LogLevel::warn, "there is no reserve for the pack: {}", own.status().message());
+            return {};
+        }
+        if (auto sums = load_sums(index_, geometry_); sums.ok()) {
+            sums_ = std::move(*sums);
+        } else if (sums.status().code() != Code::not_found && !skeleton_) {
+            log(LogLevel::warn, "checksums are not used: {}", sums.status().message());
+        }
+        if (skeleton_ && (sums_.empty() || !holes_are_right(*own, geometry_, sums_))) return {};
+        if (pack_ && !sums_.empty() && sums_ != pack_->sums) {
+            log(LogLevel::warn,
+                "the pack is not used: its checksums and those in {} differ, so one of them was made from damaged "
+                "experts; sluice verify {} tells more",
+                sums_path(index_), gguf_path_);
+            if (options_.store != "auto" && options_.store != "gguf")
+                return error(Code::corrupt, "--store {}: its checksums and those in {} differ", options_.store,
+                             sums_path(index_));
+            pack_.reset();
+        }
+        own_.emplace(std::move(*own));
+        return {};
+    }
+
+    Status add_mirrors(RecordStore& store, std::vector<uint32_t>& sums) {
+        for (const std::string& path : options_.mirrors) {
+            if (store.n_holders() == kMaxHolders)
+                return error(Code::invalid_argument, "there are too many copies of the model; {} is the most",
+                             kMaxHolders);
+            auto mirror = looks_like_manifest(path) ? pack_mirror(path, sums) : gguf_mirror(path);
+            if (!mirror.ok()) return mirror.status().within("--mirror " + path);
+            store.add_holder(std::move(*mirror));
+        }
+        return {};
+    }
+
+    Result<Holder> pack_mirror(const std::string& path, std::vector<uint32_t>& sums) {
+        const auto who = identity();
+        if (!who.ok()) return who.status();
+        auto pack = open_pack(path, **who, options_.access, nullptr);
+        if (!pack.ok()) return pack.status();
+        if (sums.empty()) sums = pack->sums;
+        if (sums != pack->sums) return error(Code::corrupt, "its checksums are not those of the model");
+        pack->holder.shares = true;
+        return std::move(pack->holder);
+    }
+
+    Result<Holder> gguf_mirror(const std::string& path) {
+        auto index = model::GgufIndex::open(path);
+        if (!index.ok()) return index.status();
+        auto geometry = model::derive_geometry(*index);
+        if (!geometry.ok()) return geometry.status();
+        if (is_skeleton(*index, *geometry)) return error(Code::corrupt, "it has holes where its experts should be");
+        const auto copy = describe(*index, *geometry);
+        if (!copy.ok()) return copy.status();
+        const auto who = identity();
+        if (!who.ok()) return who.status();
+        // The digest of the whole model, also when its own files are no longer whole.
+        if (!same_shape(*copy, (*who)->source) || copy->digest != (pack_ ? pack_->digest : (*who)->source.digest))
+            return error(Code::unsupported, "it is no copy of {}", gguf_path_);
+        auto holder = open_gguf(*index, *geometry, options_.access, nullptr);
+        if (holder.ok()) holder->shares = true;
+        return holder;
+    }
+
+    const model::GgufIndex& index_;
+    const model::Geometry& geometry_;
+    const OpenOptions& options_;
+    std::string* note_;
+    std::string gguf_path_;
+    bool skeleton_ = false;
+    std::optional<Identity> identity_;
+    std::optional<PackHolder> pack_;
+    Status pack_trouble_;
+    std::optional<Holder> own_;
+    std::vector<uint32_t> sums_;  // from beside the model
+};
+
+}  // namespace
+
+Result<RecordStore> RecordStore::open(const model::GgufIndex& index, const model::Geometry& geometry,
+                                      const OpenOptions& options, std::string* note) {
+    return Opener(index, geometry, options, note).run();
+}
+
+}  // namespace sluice::store
