@@ -200,6 +200,11 @@ class Packer {
                                ? error(Code::unsupported, "{}; pack it without --reclaim", s.message())
                                : s;
                 sources_.push_back(std::move(*out));
+                // It counts as a change all the same.
+                auto stamp = stamp_of(paths[f]);
+                if (!stamp.ok()) return stamp.status();
+                stamps_[f] = *stamp;
+                manifest_.modified[f] = stamp->modified;
             }
         }
         for (uint32_t s = manifest_.done; s < parts_->n_steps(); ++s)

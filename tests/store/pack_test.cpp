@@ -93,7 +93,7 @@ class PackTest : public ::testing::Test {
 TEST_F(PackTest, HoldsEveryExpertAlignedForEveryLayoutAndNumberOfFiles) {
     for (const int shards : {1, 2, 5}) {
         for (const Layout layout : {Layout::layer, Layout::component}) {
-            for (const uint64_t split : {uint64_t{0}, uint64_t{200'000}}) {
+            for (const uint64_t split : {uint64_t{0}, uint64_t{300'000}}) {
                 const TempDir dir;
                 const TestModel m(dir, shards);
                 const auto done = pack(m, {.layout = layout, .split = split});
@@ -313,7 +313,7 @@ TEST_F(PackTest, GoesOnWhereItStopped) {
 // At every call: power fails, or the drive is full, and the next attempt ends with the same pack.
 TEST_F(PackTest, WhateverFailsTheNextCallFinishes) {
     const TestModel m(dir_);
-    const PackJob job{.split = 200'000, .access = io::Access::buffered};  // the drive would be waited for
+    const PackJob job{.split = 300'000, .access = io::Access::buffered};  // the drive would be waited for
     const auto done = pack(m, job);
     ASSERT_TRUE(done.ok()) << done.status().message();
     const std::string wanted = files_of(done->path, done->files);

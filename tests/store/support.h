@@ -166,7 +166,7 @@ struct TestModel {
             model::TypeId type;
             std::vector<uint64_t> ne;
         };
-        const std::vector<Tensor> tensors{{"token_embd.weight", kF32, {32, 9}},
+        const std::vector<Tensor> tensors{{"token_embd.weight", kF32, {32, 1000}},
                                           {"blk.0.ffn_up.weight", kF32, {32, 32}},
                                           {"blk.1.ffn_down_exps.weight", kQ8_0, {96, 64, 5}},
                                           {"blk.1.ffn_gate_exps.weight", kQ4_0, {64, 96, 5}},
