@@ -209,7 +209,13 @@ struct Run {
     }
 };
 
-trace::Json host_json(const common_params& p, llama_context* ctx) {
+// The seed that was drawn with, also where it was to be a random one. Greedy choice draws none.
+trace::Json seed_json(const common_params& p, const common_sampler* sampler) {
+    if (p.sampling.temp <= 0) return nullptr;
+    return common_sampler_get_seed(sampler);
+}
+
+trace::Json host_json(const common_params& p, llama_context* ctx, const common_sampler* sampler) {
     return {{"n_ctx", llama_n_ctx(ctx)},
             {"n_batch", llama_n_batch(ctx)},
             {"n_ubatch", llama_n_ubatch(ctx)},
@@ -219,7 +225,7 @@ trace::Json host_json(const common_params& p, llama_context* ctx) {
             {"cache_type_k", ggml_type_name(p.cache_type_k)},
             {"cache_type_v", ggml_type_name(p.cache_type_v)},
             {"repack", !p.no_extra_bufts},
-            {"seed", p.sampling.seed},
+            {"seed", seed_json(p, sampler)},
             {"temperature", p.sampling.temp},
             {"n_predict", p.n_predict}};
 }
@@ -249,7 +255,7 @@ void run_loaded(Run& run, llama_model* model) {
         return;
     }
     trace::Recorder& recorder = *backend::recorder();
-    recorder.load(run.loaded_in, stats().dense_bytes, host_json(params, run.ctx));
+    recorder.load(run.loaded_in, stats().dense_bytes, host_json(params, run.ctx, run.sampler));
     run.pass = std::make_shared<trace::Pass>(recorder.clock(), recorder.watched());
     recorder.prepare(*run.pass);
     run.pass->told = trace::Phase::prefill;

@@ -169,6 +169,15 @@ class RecordTest(unittest.TestCase):
         self.assertIn("A and B wrote the same text.", text)
         self.assertNotIn("digest", [line.split("|")[1].strip() for line in text.splitlines() if line.count("|") > 3])
 
+    def test_a_random_seed_is_recorded_as_what_it_was(self):
+        records = []
+        for name, seed in (("a", []), ("b", ["-s"])):
+            again = [] if not seed else ["-s", str(of_kind(records[0], "load")[0]["host"]["seed"])]
+            run("--record", self.path(name), "--temp", "1.5", *again)
+            records.append(lines(self.path(name)))
+        self.assertNotEqual(of_kind(records[0], "load")[0]["host"]["seed"], 0xFFFFFFFF)
+        self.assertEqual(records[0][-1]["output_digest"], records[1][-1]["output_digest"], "another text with that seed")
+
     def test_tracing_nodes_changes_no_text_and_tells_the_router(self):
         plain = run()
         traced = run("--compute-trace", self.path("nodes"), "--compute-trace-layers", self.path("layers"), "--record",
