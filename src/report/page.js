@@ -990,8 +990,8 @@
     ]);
     let sentence = "What bounds this run was not measured.";
     if (p.binds !== null) {
-      sentence = "Bound by " + (p.binds === "drive" ? "the drive" : "computing") + ": a token needs "
-        + figureText("compute_ms_per_token", f.compute_ms_per_token) + " of computing and keeps the drive busy for "
+      sentence = "Bound by " + (p.binds === "drive" ? "the drive" : "computing") + ": without waiting a token takes "
+        + figureText("without_waiting_ms_per_token", f.without_waiting_ms_per_token) + " and keeps the drive busy for "
         + figureText("drive_ms_per_token", f.drive_ms_per_token) + ". If all waiting could be hidden, "
         + figureText("roofline_tokens_per_second", f.roofline_tokens_per_second) + " would remain possible; this run is "
         + figureText("residual_fraction", f.residual_fraction) + " above that time.";

@@ -190,11 +190,13 @@ std::string roofline(const Json& record) {
             continue;
         }
         out += fmt::format(
-            "- {}: bound by {}. Compute {} and drive {} per token; perfect overlap would leave {}. The run is {} above "
+            "- {}: bound by {}. A token takes {} without waiting and keeps the drive busy for {}; perfect overlap "
+            "would leave {}. The run is {} above "
             "that.\n",
             words, p["binds"].get<std::string>() == "drive" ? "the drive" : "compute",
-            spell_figure(f["compute_ms_per_token"], "ms", false), spell_figure(f["drive_ms_per_token"], "ms", false),
-            spell_figure(f["roofline_ms_per_token"], "ms", false), spell_figure(f["residual_fraction"], "1", true));
+            spell_figure(f["without_waiting_ms_per_token"], "ms", false),
+            spell_figure(f["drive_ms_per_token"], "ms", false), spell_figure(f["roofline_ms_per_token"], "ms", false),
+            spell_figure(f["residual_fraction"], "1", true));
     }
     return out.empty() ? out : out + "\n";
 }

@@ -43,8 +43,8 @@ Value wall_ns(const Totals& t) {
     return per_token(t.sum.wall, t);
 }
 
-// All of a token that is not standing still for reads.
-Value compute_ns(const Totals& t) {
+// All of a token that is not standing still for reads: arithmetic, but also managing, sampling, printing.
+Value without_waiting_ns(const Totals& t) {
     const Value wall = number(t.sum.wall);
     const Value waits = number(exposed(t));
     return wall && waits ? ratio(Value(*wall - *waits), tokens_of(t)) : std::nullopt;
@@ -55,7 +55,7 @@ Value drive_ns(const Totals& t) {
 }
 
 Value roofline_ns(const Totals& t) {
-    const Value compute = compute_ns(t);
+    const Value compute = without_waiting_ns(t);
     const Value drive = drive_ns(t);
     return compute && drive ? Value(std::max(*compute, *drive)) : std::nullopt;
 }
@@ -83,11 +83,13 @@ constexpr Figure kFigures[] = {
      }},
     {"drive_bytes_per_second", "bytes/s", "expert bytes asked of the drive, over the time it had something to do",
      [](const Totals& t) { return scaled(ratio(number(t.sum.exact_physical), number(t.sum.read_busy)), 1e9); }},
-    {"compute_ms_per_token", "ms", "wall time of a token without standing still for reads",
-     [](const Totals& t) { return scaled(compute_ns(t), kMilli); }},
+    {"compute_ms_per_token", "ms", "arithmetic of the graph, per token",
+     [](const Totals& t) { return scaled(per_token(computing(t.sum), t), kMilli); }},
+    {"without_waiting_ms_per_token", "ms", "wall time of a token less standing still for reads",
+     [](const Totals& t) { return scaled(without_waiting_ns(t), kMilli); }},
     {"drive_ms_per_token", "ms", "time of a token with at least one read on its way",
      [](const Totals& t) { return scaled(drive_ns(t), kMilli); }},
-    {"roofline_ms_per_token", "ms", "the larger of compute and drive: what perfect overlap would leave",
+    {"roofline_ms_per_token", "ms", "the larger of those two: what perfect overlap would leave",
      [](const Totals& t) { return scaled(roofline_ns(t), kMilli); }},
     {"roofline_tokens_per_second", "tok/s", "speed at the roofline",
      [](const Totals& t) {
@@ -197,7 +199,7 @@ std::optional<double> figure(std::string_view name, const Totals& totals) {
 }
 
 std::string what_binds(const Totals& totals) {
-    const Value compute = compute_ns(totals);
+    const Value compute = without_waiting_ns(totals);
     const Value drive = drive_ns(totals);
     if (!compute || !drive) return "";
     return *drive > *compute ? "drive" : "compute";

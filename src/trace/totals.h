@@ -51,7 +51,8 @@ std::span<const Figure> figures();
 const Figure* find_figure(std::string_view name);
 std::optional<double> figure(std::string_view name, const Totals& totals);
 
-// "drive" or "compute": which of the two bounds the run if all waiting could be hidden; "" where it is not known.
+// "drive" or "compute" (all that is not waiting for reads): which of the two bounds the run if all waiting could be
+// hidden; "" where it is not known.
 std::string what_binds(const Totals& totals);
 
 }  // namespace sluice::trace

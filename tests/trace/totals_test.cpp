@@ -99,8 +99,9 @@ TEST(Totals, FiguresOfAKnownRun) {
         Row row;
         row.tokens = 1;
         row.output_tokens = 1;
-        row.wall = 10'000'000;
+        row.wall = 11'000'000;
         row.parts[static_cast<size_t>(Part::wait_read)] = 4'000'000;
+        row.parts[static_cast<size_t>(Part::sample)] = 1'000'000;
         row.parts[static_cast<size_t>(Part::dense)] = 5'000'000;
         row.parts[static_cast<size_t>(Part::routed)] = 1'000'000;
         row.read_busy = 8'000'000;
@@ -110,19 +111,21 @@ TEST(Totals, FiguresOfAKnownRun) {
         row.exact_physical = 1250;
         t.add(row);
     }
-    EXPECT_DOUBLE_EQ(*figure("tokens_per_second", t), 100);
+    EXPECT_DOUBLE_EQ(*figure("tokens_per_second", t), 1000.0 / 11);
     EXPECT_DOUBLE_EQ(*figure("hit_rate", t), 0.4);
     EXPECT_DOUBLE_EQ(*figure("amplification", t), 1.25);
     EXPECT_DOUBLE_EQ(*figure("hidden_fraction", t), 0.5);
     EXPECT_DOUBLE_EQ(*figure("compute_ms_per_token", t), 6);
+    EXPECT_DOUBLE_EQ(*figure("without_waiting_ms_per_token", t), 7)
+        << "sampling is no arithmetic, but the token has it";
     EXPECT_DOUBLE_EQ(*figure("roofline_ms_per_token", t), 8);
-    EXPECT_DOUBLE_EQ(*figure("residual_fraction", t), 0.25);
+    EXPECT_DOUBLE_EQ(*figure("residual_fraction", t), 0.375);
     EXPECT_EQ(what_binds(t), "drive");
-    EXPECT_DOUBLE_EQ(*share_of_wall(Part::dense, t), 0.5);
+    EXPECT_DOUBLE_EQ(*share_of_wall(Part::dense, t), 5.0 / 11);
     EXPECT_FALSE(share_of_wall(Part::draft, t).has_value());
     EXPECT_EQ(computing(t.sum), Measure(24'000'000));
     EXPECT_EQ(exposed_wait(t.sum), Measure(16'000'000));
-    EXPECT_FALSE(outside_graph(t.sum).known());
+    EXPECT_EQ(outside_graph(t.sum), Measure(4'000'000));
     EXPECT_EQ(asked_of_drive(t.sum), Measure(5000));
     EXPECT_EQ(counted_tokens(t), Measure(4));
 }
