@@ -30,7 +30,9 @@ sys.path.insert(0, os.path.join(ROOT, "bench"))
 from common import MIB, Cgroup, drop_from_page_cache  # noqa: E402
 
 SCHEMA = 1
-OUTPUT_CAP = 64 * MIB  # of one stream of one run
+OUTPUT_CAP = 64 * MIB  # of one stream of one run: what is read of it
+OUTPUT_LIMIT = 256 * MIB  # an arm that writes more than that to one of them is ended
+LOOK_EVERY_S = 0.1     # at how much it has written
 TAIL = 400             # characters of output in an error
 GRACE_S = 10           # between the polite signal at the time limit and the other one
 libc = ctypes.CDLL(None, use_errno=True)
@@ -418,6 +420,40 @@ def ended_within(pidfd, seconds):
     return bool(select.select([pidfd], [], [], max(0, seconds))[0])
 
 
+def ended_or_flooding(pidfd, seconds, outputs):
+    """Why the arm is to be ended before it ends by itself, or None."""
+    deadline = time.monotonic() + seconds
+    while not ended_within(pidfd, min(LOOK_EVERY_S, deadline - time.monotonic())):
+        if any(os.fstat(o.fileno()).st_size > OUTPUT_LIMIT for o in outputs):
+            return f"more than {OUTPUT_LIMIT // MIB} MiB of output"
+        if time.monotonic() >= deadline:
+            return f"time limit of {seconds:g} s"
+    return None
+
+
+class Watcher:
+    """Ends an arm with all that it started, should the race itself be killed: the pipe then ends without a word."""
+
+    SCRIPT = 'read -r group && { read -r word || kill -s KILL -- "-$group"; }'
+
+    def __enter__(self):
+        self.process = subprocess.Popen(["sh", "-c", self.SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL, start_new_session=True)
+        return self
+
+    def watch(self, group):
+        self.process.stdin.write(f"{group}\n".encode())
+        self.process.stdin.flush()
+
+    def __exit__(self, *_):
+        try:
+            self.process.stdin.write(b"well\nwell\n")  # also where there was nothing to watch
+            self.process.stdin.close()
+        except OSError:
+            pass
+        self.process.wait()
+
+
 def run_once(arm, ram_bytes, files, options, work):
     """One run of an arm in its cell, as the fields of its sample. Never raises because of what the arm did."""
     record = os.path.join(work, "record.jsonl")
@@ -432,10 +468,10 @@ def run_once(arm, ram_bytes, files, options, work):
     paths = {s: os.path.join(work, s) for s in ("stdout", "stderr")}
     problem, late = None, False
 
-    with Cgroup(ram_bytes, always=options.cgroups) as group, \
+    with Watcher() as watcher, Cgroup(ram_bytes, always=options.cgroups) as group, \
             open(paths["stdout"], "wb") as out, open(paths["stderr"], "wb") as err:
         def prepare():
-            libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a killed race leaves nothing running
+            libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: until the watcher knows of it
             group.enter()
         reads, swap, busy = tree_read_bytes(), swap_used(), busy_seconds()
         own = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -448,8 +484,10 @@ def run_once(arm, ram_bytes, files, options, work):
             return sample
         pidfd = os.pidfd_open(child.pid)
         try:
-            if not ended_within(pidfd, options.time_limit):
-                problem, late = f"time limit of {options.time_limit:g} s", True
+            watcher.watch(child.pid)
+            problem = ended_or_flooding(pidfd, options.time_limit, (out, err))
+            if problem is not None:
+                late = True
                 signal_group(child.pid, signal.SIGINT)  # many programs then say how far they came
                 ended_within(pidfd, GRACE_S)
         finally:  # also at Ctrl-C, and for what the arm itself started and left behind

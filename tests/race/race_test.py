@@ -142,6 +142,13 @@ class Running(Case):
         self.assertIsNone(self.samples()[0]["error"])
         self.assertNotIn("sleep 77.125", running())
 
+    def test_an_arm_that_floods_its_output_is_ended(self):
+        with mock.patch.object(race, "OUTPUT_LIMIT", race.MIB):
+            self.race([self.arm("floods", f"echo {SPEED} >&2; while :; do head -c 100000 /dev/zero; done")], rounds=1)
+        s = self.samples()[0]
+        self.assertEqual(s["error"], "more than 1 MiB of output; until then 5 tok/s in decode")
+        self.assertIsNone(s["output_digest"])
+
     def test_every_run_begins_without_the_model_in_memory(self):
         with open(self.model, "rb") as f:
             f.read()
@@ -263,14 +270,14 @@ class Refusals(Case):
 
 
 class Interrupted(Case):
-    def start(self, arms, **how):
+    def start(self, arms, lines=3, **how):
         process = subprocess.Popen([sys.executable, os.path.join(ROOT, "bench/race/race.py"),
                                     *self.arguments(arms, **how)], stderr=subprocess.PIPE, text=True)
         self.addCleanup(process.stderr.close)
         deadline = time.monotonic() + 30
         while True:
             with contextlib.suppress(OSError), open(self.out) as f:
-                if len(f.readlines()) >= 3:
+                if len(f.readlines()) >= lines:
                     break
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.02)
@@ -302,6 +309,23 @@ class Interrupted(Case):
     @staticmethod
     def samples_of(lines):
         return [o for o in lines if o["kind"] == "sample"]
+
+    def test_a_killed_race_leaves_nothing_that_an_arm_started(self):
+        process = self.start([self.arm("a"), self.arm("b", f"(sleep 77.25; true) & (sleep 77.25; true) & echo {SPEED} >&2; wait")],
+                             rounds=50, lines=2)
+        self.assertTrue(self.within(30, lambda: running().count("sleep 77.25") == 2), "the arm did not start")
+        process.kill()
+        process.wait()
+        self.assertTrue(self.within(30, lambda: "sleep 77.25" not in running()), "its grandchildren go on")
+
+    @staticmethod
+    def within(seconds, holds):
+        deadline = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
 
     def test_ctrl_c_leaves_a_file_to_resume_and_no_arm_running(self):
         process = self.start([self.arm("a"), self.arm("b", f"sleep 0.215625; echo {SPEED} >&2")], rounds=50)
