@@ -107,7 +107,11 @@ uint64_t ReadRoom::cost(unsigned reads, uint64_t bytes) {
 }
 
 Result<ReadRoom> ReadRoom::allocate(unsigned reads, uint64_t bytes) {
-    auto memory = Region::allocate(cost(reads, bytes), true);
+    return allocate(cost(reads, bytes));
+}
+
+Result<ReadRoom> ReadRoom::allocate(uint64_t cost) {
+    auto memory = Region::allocate(cost, true);
     if (!memory.ok()) return memory.status();
     std::memset(memory->data(), 0, memory->size());
     ReadRoom room;
@@ -167,6 +171,7 @@ class Run {
     struct Lane {
         Nanos began = 0;
         uint64_t wanted = 0;
+        Target target;
     };
 
     // Whether the run itself begins another read.
@@ -185,11 +190,11 @@ class Run {
         const bool beside = lane >= plan_.lanes;
         const Nanos now = clock_.now();
         if (beside ? over_ || !run_.error.empty() : !another(now)) return;
-        const Target& t = beside ? plan_.beside.targets[beside_++ % plan_.beside.targets.size()]
+        const Target& t = beside ? plan_.beside.targets[(plan_.beside.first + beside_++) % plan_.beside.targets.size()]
                                  : plan_.targets[(plan_.first + next_++) % plan_.targets.size()];
         const io::File* file = plan_.files[t.file];
         const Aligned read = aligned(*file, t);
-        lanes_[lane] = {now, std::min(t.bytes, kMostProbeRead)};
+        lanes_[lane] = {now, std::min(t.bytes, kMostProbeRead), t};
         if (!beside) asked_ += lanes_[lane].wanted;
         const io::ReadOp op{.file = file,
                             .offset = read.offset,
@@ -205,6 +210,7 @@ class Run {
         const Lane& lane = lanes_[c.tag];
         if (c.error != 0) {
             run_.error = std::strerror(c.error);
+            run_.failed = lane.target;
         } else if (c.tag < plan_.lanes) {
             ++run_.reads;
             run_.bytes += lane.wanted;

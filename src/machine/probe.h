@@ -40,7 +40,8 @@ struct ProbeRun {
     uint64_t beside_bytes = 0;             // of the reads beside it, until its own last one ended
     std::optional<uint64_t> device_bytes;  // what the kernel says came from a device meanwhile
     bool out_of_time = false;
-    std::string error;  // of the read that ended the run
+    std::string error;             // of the read that ended the run
+    std::optional<Target> failed;  // that read
 
     // Absent when nothing was read.
     [[nodiscard]] std::optional<double> mib_per_second() const;
@@ -79,6 +80,7 @@ class ReadRoom {
   public:
     // For `reads` reads of `bytes` each, wherever they begin.
     static Result<ReadRoom> allocate(unsigned reads, uint64_t bytes);
+    static Result<ReadRoom> allocate(uint64_t cost);
     // What allocate() takes.
     static uint64_t cost(unsigned reads, uint64_t bytes);
     [[nodiscard]] bool holds(unsigned reads, uint64_t bytes) const;
@@ -93,6 +95,7 @@ class ReadRoom {
 struct Beside {
     std::span<const Target> targets;  // around and around
     unsigned reads = 0;               // in flight
+    size_t first = 0;
 };
 
 // One run on an engine with at least `lanes` lanes (and one for each read beside): reads targets[first],

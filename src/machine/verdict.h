@@ -64,9 +64,9 @@ struct Cell {
     uint64_t reads = 0;
     uint64_t bytes = 0;
     Nanos elapsed = 0;
-    std::optional<uint64_t> device_bytes;  // what the kernel counted meanwhile
-    double spread = 1;                     // the fastest round over the slowest
-    Latency latency;
+    std::optional<uint64_t> device_bytes = {};  // what the kernel counted meanwhile
+    double spread = 1;                          // the fastest round over the slowest
+    Latency latency = {};
 
     [[nodiscard]] double bytes_per_ns() const { return static_cast<double>(bytes) / static_cast<double>(elapsed); }
     bool operator==(const Cell&) const = default;
@@ -98,7 +98,7 @@ struct Interference {
     uint64_t reads = 0;
     double exact_rate = 0;        // bytes per nanosecond
     double speculative_rate = 0;  // the same
-    Latency latency;              // of the exact ones
+    Latency latency = {};         // of the exact ones
     bool operator==(const Interference&) const = default;
 };
 
