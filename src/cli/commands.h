@@ -37,6 +37,7 @@ int bench_command(std::vector<std::string> arguments);
 int perplexity_command(std::vector<std::string> arguments);
 int inspect_command(std::vector<std::string> arguments);
 int doctor_command(std::vector<std::string> arguments);
+int probe_command(std::vector<std::string> arguments);
 int report_command(std::vector<std::string> arguments);
 int verify_command(std::vector<std::string> arguments);
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kWidth = 100;
 
-constexpr std::array<Command, 9> kCommands{{
+constexpr std::array<Command, 10> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
      "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
@@ -36,6 +36,16 @@ constexpr std::array<Command, 9> kCommands{{
      "was found, what to change and what that gains. Changes nothing. The exit code is 0 if nothing is worse than a "
      "note, else 1.",
      nullptr, doctor_command},
+    {"probe", "[-m] MODEL | FILE | DIRECTORY [--full | --seconds N] [--json] [--out FILE]",
+     "measure what the drive under a model can do",
+     "Reads the model for about 30 seconds (--full: 4 minutes; --seconds: about N) and tells bandwidth and latency by "
+     "size of read and reads in flight, by io_uring and by threads, past and through the page cache, on an idle and a "
+     "computing machine; how fast reading is at first and how fast it stays; what checksums and fresh memory cost; and "
+     "how much later exact reads come beside speculative ones. Sizes are those of the model's experts. In a directory "
+     "it first writes a temporary file of 1 GiB (--full: 4 GiB), which has no name and is gone afterwards, however the "
+     "program ends. The verdict is kept for the drive (in SLUICE_CACHE_DIR, else in the user's cache directory; "
+     "--out FILE: there); --json prints it too. Ctrl-C ends without one.",
+     nullptr, probe_command},
     {"report", "RECORD... [-o FILE] [--png FILE] [--text]", "what a run was, as a page with plots or as text",
      "Reads what sluice run --record (or the race of bench/race) wrote and makes one HTML file of it that needs "
      "nothing else: report.html, unless -o names another (- is standard output). Several records are compared: what "
@@ -149,7 +159,7 @@ std::string bash_completion() {
         "    case $prev in\n{}        -m|--model|-f|--file) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n "
         "   esac\n"
         "    case $cur in\n        -*) COMPREPLY=($(compgen -W \"--help -m --model -p -f -n -c -t -b -ub -fa --temp "
-        "--seed --top-k --port --host -np --chat --json --no-probe "
+        "--seed --top-k --port --host -np --chat --json --no-probe --full --quick --seconds --out "
         "{}\" -- \"$cur\")) ;;\n"
         "        *) COMPREPLY=($(compgen -f -- \"$cur\")) ;;\n    esac\n}}\ncomplete -o filenames -F _sluice sluice\n",
         names, words, flags);

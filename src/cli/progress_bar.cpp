@@ -20,24 +20,38 @@ constexpr size_t kBarColumns = 24;
 ProgressBar::ProgressBar(std::string what)
     : what_(std::move(what)), on_terminal_(isatty(STDERR_FILENO) == 1), start_(SystemClock::instance().now()) {}
 
-void ProgressBar::show(uint64_t done, uint64_t total) {
-    if (!on_terminal_ || total == 0) return;
+bool ProgressBar::due(bool over) {
+    if (!on_terminal_) return false;
     const Nanos now = SystemClock::instance().now();
-    if (drawn_ && now - last_ < kBetween && done < total) return;
+    if (drawn_ && now - last_ < kBetween && !over) return false;
     last_ = now;
     drawn_ = true;
-    const double part = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
-    const double seconds = static_cast<double>(now - start_) / 1e9;
+    return true;
+}
+
+std::string ProgressBar::bar(double part) const {
     const auto full = static_cast<size_t>(part * static_cast<double>(kBarColumns));
-    std::string line =
-        fmt::format("\r{} [{}{}] {:3.0f} %  {} of {}", what_, std::string(full, '#'),
-                    std::string(kBarColumns - full, '.'), part * 100, human_bytes(done), human_bytes(total));
+    return fmt::format("\r{} [{}{}] {:3.0f} %", what_, std::string(full, '#'), std::string(kBarColumns - full, '.'),
+                       part * 100);
+}
+
+void ProgressBar::show(uint64_t done, uint64_t total) {
+    if (total == 0 || !due(done >= total)) return;
+    const double part = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
+    const double seconds = static_cast<double>(last_ - start_) / 1e9;
+    std::string line = fmt::format("{}  {} of {}", bar(part), human_bytes(done), human_bytes(total));
     if (seconds > 1 && done > 0) {
         line += fmt::format("  {}/s  {:.0f} s left",
                             human_bytes(static_cast<uint64_t>(static_cast<double>(done) / seconds)),
                             seconds * (1 - part) / std::max(part, 1e-9));
     }
     std::fprintf(stderr, "%s\x1b[K", line.c_str());
+    std::fflush(stderr);
+}
+
+void ProgressBar::show(double part, const std::string& doing) {
+    if (!due(false)) return;
+    std::fprintf(stderr, "%s  %s\x1b[K", bar(std::clamp(part, 0.0, 1.0)).c_str(), doing.c_str());
     std::fflush(stderr);
 }
 

@@ -17,9 +17,14 @@ class ProgressBar {
     ProgressBar& operator=(const ProgressBar&) = delete;
 
     void show(uint64_t done, uint64_t total);
+    // Of a task that is measured in time, not in bytes; `doing` is what it is at.
+    void show(double part, const std::string& doing);
     void clear();
 
   private:
+    // Whether a line is due now.
+    bool due(bool over);
+    [[nodiscard]] std::string bar(double part) const;
     std::string what_;
     bool on_terminal_;
     bool drawn_ = false;
