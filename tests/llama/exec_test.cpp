@@ -1,0 +1,365 @@
+// The executor on the simulated device: one expert block, computed by the CPU backend over weights that are there, and
+// by the executor over weights that come from a device whose order, speed and faults the test decides. Not only results
+// are compared: afterwards all memory of the graph must be the same.
+#include <ggml-alloc.h>
+#include <ggml-backend.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "exec/moe_executor.h"
+#include "io/sim_engine.h"
+
+namespace sluice::exec {
+namespace {
+
+constexpr int64_t kEmbd = 64, kFf = 96, kExperts = 12, kTopK = 5;
+
+struct Shape {
+    ggml_type type = GGML_TYPE_Q8_0;
+    bool fused = false;  // gate and up in one tensor
+    bool biased = false;
+    int64_t tokens = 1;
+    uint32_t align = 512;  // of the device; 1: experts lie equally deep in their slots
+};
+
+// The tensors and the graph of one block, and the memory that they live in.
+struct Block {
+    ggml_context* context = nullptr;
+    ggml_tensor *x = nullptr, *ids = nullptr, *weights = nullptr, *bias = nullptr;
+    std::vector<ggml_tensor*> experts;  // by component
+    ggml_tensor* out = nullptr;
+    ggml_cgraph* graph = nullptr;
+    ggml_gallocr_t allocator = nullptr;
+    std::vector<std::vector<std::byte>> inputs;
+
+    explicit Block(const Shape& s) {
+        context = ggml_init({ggml_tensor_overhead() * 256 + ggml_graph_overhead(), nullptr, true});
+        x = input(ggml_new_tensor_3d(context, GGML_TYPE_F32, kEmbd, 1, s.tokens));
+        ids = input(ggml_new_tensor_2d(context, GGML_TYPE_I32, kTopK, s.tokens));
+        weights = input(ggml_new_tensor_3d(context, GGML_TYPE_F32, 1, kTopK, s.tokens));
+        bias = input(ggml_new_tensor_2d(context, GGML_TYPE_F32, kFf * (s.fused ? 2 : 1), kExperts));
+        ggml_tensor *up = nullptr, *gate = nullptr;
+        if (s.fused) {
+            expert_tensor(s.type, kEmbd, 2 * kFf);
+            ggml_tensor* both = ggml_mul_mat_id(context, experts[0], x, ids);
+            if (s.biased) both = ggml_add_id(context, both, bias, ids);
+            gate = ggml_view_3d(context, both, kFf, kTopK, s.tokens, both->nb[1], both->nb[2], 0);
+            up = ggml_view_3d(context, both, kFf, kTopK, s.tokens, both->nb[1], both->nb[2], kFf * sizeof(float));
+        } else {
+            expert_tensor(s.type, kEmbd, kFf);
+            expert_tensor(s.type, kEmbd, kFf);
+            up = ggml_mul_mat_id(context, experts[1], x, ids);
+            if (s.biased) up = ggml_add_id(context, up, bias, ids);
+            gate = ggml_mul_mat_id(context, experts[0], x, ids);
+        }
+        expert_tensor(s.type, kFf, kEmbd);
+        ggml_tensor* act = ggml_swiglu_split(context, gate, up);
+        ggml_tensor* down = ggml_mul_mat_id(context, experts.back(), act, ids);
+        ggml_tensor* weighted = ggml_mul(context, down, weights);
+        for (int64_t k = 0; k < kTopK; ++k) {
+            ggml_tensor* rank = ggml_view_2d(context, weighted, kEmbd, s.tokens, weighted->nb[2],
+                                             static_cast<size_t>(k) * weighted->nb[1]);
+            out = k == 0 ? rank : ggml_add(context, out, rank);
+        }
+        graph = ggml_new_graph(context);
+        ggml_build_forward_expand(graph, out);
+        allocator = ggml_gallocr_new(ggml_backend_cpu_buffer_type());
+    }
+    ~Block() {
+        ggml_gallocr_free(allocator);
+        ggml_free(context);
+    }
+    Block(const Block&) = delete;
+    Block& operator=(const Block&) = delete;
+
+    ggml_tensor* input(ggml_tensor* t) {
+        inputs.emplace_back(ggml_nbytes(t));
+        t->data = inputs.back().data();
+        return t;
+    }
+    void expert_tensor(ggml_type type, int64_t ne0, int64_t ne1) {
+        experts.push_back(input(ggml_new_tensor_3d(context, type, ne0, ne1, kExperts)));
+    }
+    // Results start from the same garbage on both sides.
+    void allocate() {
+        ASSERT_TRUE(ggml_gallocr_alloc_graph(allocator, graph));
+        for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+            ggml_tensor* n = ggml_graph_node(graph, i);
+            if (n->view_src == nullptr) std::memset(n->data, 0x7E, ggml_nbytes(n));
+        }
+    }
+    // What the memory of all nodes holds at the end, also where nodes share it.
+    [[nodiscard]] std::vector<std::byte> memory() const {
+        std::vector<std::byte> all;
+        for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+            const ggml_tensor* n = ggml_graph_node(graph, i);
+            if (n->view_src != nullptr) continue;
+            const auto* p = static_cast<const std::byte*>(n->data);
+            all.insert(all.end(), p, p + ggml_nbytes(n));
+        }
+        return all;
+    }
+};
+
+const WeightRef* weight_of(const ggml_tensor* t) {
+    return static_cast<const WeightRef*>(t->extra);
+}
+
+// Every look at the clock takes a nanosecond, so that nothing takes none.
+class Ticking final : public Clock {
+  public:
+    explicit Ticking(VirtualClock& clock) : clock_(clock) {}
+    [[nodiscard]] Nanos now() const override {
+        clock_.advance_to(clock_.now() + 1);
+        return clock_.now();
+    }
+
+  private:
+    VirtualClock& clock_;
+};
+
+class ExecutorTest : public ::testing::Test {
+  protected:
+    ExecutorTest() {
+        set_log_sink([](LogLevel, const std::string&) {});
+        // Threads of their own for every graph would spin against each other.
+        const ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu_));
+        reinterpret_cast<ggml_backend_set_n_threads_t>(
+            ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"))(cpu_, 1);
+    }
+    ~ExecutorTest() override {
+        set_log_sink(nullptr);
+        executor_.reset();
+        runtime_.reset();
+        ggml_backend_free(cpu_);
+    }
+
+    // Weights, choices and what stock makes of them.
+    void start(const Shape& shape, uint64_t seed) {
+        shape_ = shape;
+        std::mt19937 random(static_cast<uint32_t>(seed));
+        std::normal_distribution<float> normal;
+        const auto fill = [&](ggml_tensor* t) {
+            std::vector<float> values(static_cast<size_t>(ggml_nelements(t)));
+            for (float& v : values) v = normal(random);
+            if (t->type == GGML_TYPE_F32) {
+                std::memcpy(t->data, values.data(), ggml_nbytes(t));
+            } else {
+                ggml_quantize_chunk(t->type, values.data(), t->data, 0, ggml_nrows(t), t->ne[0], nullptr);
+            }
+        };
+        reference_ = std::make_unique<Block>(shape);
+        for (ggml_tensor* t : {reference_->x, reference_->weights, reference_->bias}) fill(t);
+        for (ggml_tensor* t : reference_->experts) fill(t);
+        for (int64_t t = 0; t < shape.tokens; ++t) {
+            std::vector<int32_t> all(kExperts);
+            for (int32_t e = 0; e < kExperts; ++e) all[static_cast<size_t>(e)] = e;
+            std::shuffle(all.begin(), all.end(), random);
+            std::memcpy(static_cast<int32_t*>(reference_->ids->data) + t * kTopK, all.data(), kTopK * sizeof(int32_t));
+        }
+        ASSERT_NO_FATAL_FAILURE(reference_->allocate());
+        ASSERT_EQ(ggml_backend_graph_compute(cpu_, reference_->graph), GGML_STATUS_SUCCESS);
+
+        geometry_ = {};
+        contents_.assign(736, std::byte{0x55});
+        model::ExpertSet set;
+        set.group = "exps";
+        set.n_expert = kExperts;
+        set.n_used = kTopK;
+        using enum model::Component;
+        const std::vector<model::Component> components =
+            shape.fused ? std::vector{gate_up, down} : std::vector{gate, up, down};
+        for (size_t c = 0; c < reference_->experts.size(); ++c) {
+            const ggml_tensor* e = reference_->experts[c];
+            model::ExpertTensor t;
+            t.component = components[c];
+            t.offset = contents_.size();
+            t.bytes_per_expert = e->nb[2];
+            t.type = static_cast<model::TypeId>(e->type);
+            t.ne0 = static_cast<uint64_t>(e->ne[0]);
+            t.ne1 = static_cast<uint64_t>(e->ne[1]);
+            const auto* bytes = static_cast<const std::byte*>(e->data);
+            contents_.insert(contents_.end(), bytes, bytes + ggml_nbytes(e));
+            contents_.resize(align_up(contents_.size(), size_t{32}) + 32);
+            set.tensors.push_back(t);
+        }
+        geometry_.n_expert_used = kTopK;
+        geometry_.sets.push_back(set);
+        file_ = io::File::simulated("model.gguf", contents_.size(), shape.align, shape.align);
+    }
+
+    // The same graph without weights, over a fresh cache of `slots` experts.
+    void stream(uint32_t slots, const io::SimOptions& sim, bool overlap = true, uint32_t wave = 0) {
+        executor_.reset();
+        runtime_ = std::make_unique<ModelRuntime>();
+        engine_ = std::make_unique<io::SimEngine>(clock_, sim);
+        engine_->set_contents(file_, contents_);
+        const io::File* files[] = {&file_};
+        store_ = std::make_unique<store::RecordStore>(store::RecordStore::over(geometry_, files));
+        uint64_t record = 0;
+        runtime_->same_delta.emplace_back();
+        runtime_->forms.emplace_back();
+        for (uint32_t c = 0; c < store_->n_components(0); ++c) {
+            record += align_up(store_->aligned_capacity(0, c), cache::kSlotAlign);
+            bool same = true;
+            for (RecordId r = 1; r < kExperts; ++r) {
+                same = same && store::RecordStore::aligned(store_->extent(r, c)).delta ==
+                                   store::RecordStore::aligned(store_->extent(0, c)).delta;
+            }
+            runtime_->same_delta[0].push_back(same);
+            runtime_->forms[0].emplace_back();
+        }
+        runtime_->store = store_.get();
+        runtime_->overlap = overlap;
+        runtime_->wave = wave;
+        sched::Fetcher::Options options;
+        options.slots.budget = record * slots;
+        options.slots.min_slots = 1;
+        auto fetcher = sched::Fetcher::create(*store_, *engine_, clock_, std::move(options));
+        ASSERT_TRUE(fetcher.ok()) << fetcher.status().message();
+        runtime_->fetcher = std::move(*fetcher);
+        executor_ = std::make_unique<MoeExecutor>(cpu_, weight_of);
+
+        refs_.clear();
+        block_ = std::make_unique<Block>(shape_);
+        for (uint32_t c = 0; c < block_->experts.size(); ++c) refs_.push_back({runtime_.get(), 0, c});
+        for (size_t c = 0; c < refs_.size(); ++c) {
+            block_->experts[c]->extra = &refs_[c];
+            std::memset(block_->experts[c]->data, 0xFF, ggml_nbytes(block_->experts[c]));  // not a number, if used
+        }
+        for (const auto& [to, from] :
+             {std::pair(block_->x, reference_->x), std::pair(block_->ids, reference_->ids),
+              std::pair(block_->weights, reference_->weights), std::pair(block_->bias, reference_->bias)})
+            std::memcpy(to->data, from->data, ggml_nbytes(from));
+        ASSERT_NO_FATAL_FAILURE(block_->allocate());
+    }
+
+    ggml_status compute(bool capture = false) {
+        pass_ = std::make_unique<trace::Pass>(ticking_, ~trace::PartMask{0});
+        if (capture) pass_->ledger.keep_spans(&pass_->spans);
+        pass_->ledger.start();
+        executor_->begin_graph();
+        return executor_->compute(block_->graph, *pass_);
+    }
+    void expect_same(const std::string& what) const {
+        EXPECT_EQ(std::memcmp(block_->out->data, reference_->out->data, ggml_nbytes(block_->out)), 0) << what;
+        EXPECT_EQ(block_->memory(), reference_->memory()) << what;
+        EXPECT_EQ(runtime_->fetcher->cache().total_leases(), 0U) << what;
+    }
+
+    Shape shape_;
+    ggml_backend_t cpu_ = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    VirtualClock clock_;
+    Ticking ticking_{clock_};
+    model::Geometry geometry_;
+    std::vector<std::byte> contents_;
+    io::File file_;
+    std::unique_ptr<Block> reference_, block_;
+    std::unique_ptr<io::SimEngine> engine_;
+    std::unique_ptr<store::RecordStore> store_;
+    std::unique_ptr<ModelRuntime> runtime_;
+    std::vector<WeightRef> refs_;
+    std::unique_ptr<trace::Pass> pass_;
+    std::unique_ptr<MoeExecutor> executor_;
+};
+
+// R34: in whatever order reads end, at every wave width, at every number of experts that are there already.
+TEST_F(ExecutorTest, InWhateverOrderExpertsComeTheGraphEndsAsIfTheyHadBeenThere) {
+    std::vector<Shape> shapes;
+    for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_F16}) {
+        for (const bool fused : {false, true}) {
+            for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{40}})
+                shapes.push_back({type, fused, fused, tokens, tokens == 3 ? 1U : 512U});
+        }
+    }
+    uint64_t seed = 1;
+    for (const Shape& shape : shapes) {
+        ASSERT_NO_FATAL_FAILURE(start(shape, ++seed));
+        for (const uint32_t wave : {0U, 2U, 4U, 64U}) {
+            for (const uint32_t slots : {1U, 4U, 7U, 12U}) {
+                io::SimOptions sim;
+                sim.seed = ++seed;
+                sim.jitter = 5;
+                sim.shuffle = true;
+                sim.channels = 1 + static_cast<unsigned>(seed % 7);
+                ASSERT_NO_FATAL_FAILURE(stream(slots, sim, true, wave));
+                for (int again = 0; again < 3; ++again) {
+                    ASSERT_EQ(compute(), GGML_STATUS_SUCCESS) << executor_->last_error().message();
+                    expect_same(fmt::format("tokens {} fused {} wave {} slots {} again {}", shape.tokens, shape.fused,
+                                            wave, slots, again));
+                    if (HasFailure()) return;
+                }
+            }
+        }
+    }
+}
+
+TEST_F(ExecutorTest, WithoutOverlapItIsTheSame) {
+    ASSERT_NO_FATAL_FAILURE(start({}, 3));
+    for (const uint32_t slots : {1U, 7U, 12U}) {
+        ASSERT_NO_FATAL_FAILURE(stream(slots, {}, false));
+        ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+        expect_same("no overlap");
+    }
+}
+
+// R35: one expert's read hangs; all others are read and computed meanwhile.
+TEST_F(ExecutorTest, AStuckReadOfOneExpertDelaysNoOther) {
+    constexpr Nanos kStall = 10'000'000'000;
+    for (const uint64_t stuck : {0ULL, 4ULL, 14ULL}) {
+        ASSERT_NO_FATAL_FAILURE(start({}, 5));
+        ASSERT_NO_FATAL_FAILURE(stream(12, {}));
+        clock_ = VirtualClock();
+        engine_->fault_at(stuck, io::Fault::stall(kStall));
+        ASSERT_EQ(compute(true), GGML_STATUS_SUCCESS);
+        expect_same("stuck");
+        EXPECT_GE(clock_.now(), kStall);
+        for (const io::SimRead& r : engine_->history()) {
+            if (r.fault == io::Fault::Kind::none) {
+                EXPECT_LT(r.finished, kStall / 100);
+            }
+        }
+        std::vector<Nanos> launches;
+        for (const trace::Span& s : pass_->spans) {
+            if (s.part == trace::Part::routed) launches.push_back(s.begin);
+        }
+        ASSERT_GE(launches.size(), 2U);
+        const auto late = std::count_if(launches.begin(), launches.end(), [&](Nanos t) { return t >= kStall; });
+        EXPECT_GE(late, 1);
+        EXPECT_LE(late, 3) << "only what needs the stuck expert is left for the end";
+        EXPECT_LT(launches.front(), kStall / 100);
+    }
+}
+
+// R63: whatever fails, nothing stays leased, the error says what, and the next graph is right.
+TEST_F(ExecutorTest, AReadThatFailsForGoodFailsTheGraphAndNothingAfterIt) {
+    for (const int64_t tokens : {int64_t{1}, int64_t{3}}) {
+        ASSERT_NO_FATAL_FAILURE(start({.tokens = tokens}, 7));
+        ASSERT_NO_FATAL_FAILURE(stream(12, {}));
+        ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+        const uint64_t reads = engine_->counters().reads;
+        for (uint64_t k = 0; k < reads; ++k) {
+            ASSERT_NO_FATAL_FAILURE(stream(12, {.seed = k, .jitter = 3, .shuffle = true}));
+            engine_->fault_at(k, io::Fault::error());
+            for (uint64_t n = 0; n < reads; ++n) engine_->fault_at(reads + n, io::Fault::error());
+            ASSERT_NE(compute(), GGML_STATUS_SUCCESS) << k;
+            EXPECT_NE(executor_->last_error().message().find("layer 0, expert"), std::string::npos)
+                << executor_->last_error().message();
+            EXPECT_EQ(runtime_->fetcher->cache().total_leases(),
+                      runtime_->fetcher->scheduler().live() > 0 ? runtime_->fetcher->cache().total_leases() : 0U);
+            for (uint64_t n = 0; n < 4 * reads; ++n) engine_->fault_at(n, {});
+            ASSERT_NO_FATAL_FAILURE(block_->allocate());
+            ASSERT_EQ(compute(), GGML_STATUS_SUCCESS) << executor_->last_error().message();
+            expect_same(fmt::format("after read {}", k));
+            EXPECT_EQ(runtime_->fetcher->scheduler().live(), 0U);
+            if (HasFailure()) return;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace sluice::exec
