@@ -15,7 +15,7 @@ namespace {
 
 constexpr int poison_byte = 0xDB;
 constexpr Nanos no_event = std::numeric_limits<Nanos>::max();
-// Less than this of a byte is an error of rounding.
+// Less than this of a byte or of a nanosecond is an error of rounding.
 constexpr double nothing = 1e-3;
 
 // Bytes that get through in `nanos`, and the time that bytes need.
@@ -37,8 +37,8 @@ SimEngine::SimEngine(VirtualClock& clock, const SimOptions& options)
     : clock_(clock),
       options_(options),
       random_(options.seed),
-      credit_(static_cast<double>(options.bandwidth.burst)),
-      credit_at_(clock.now()) {
+      passed_(clock.now()),
+      credit_(static_cast<double>(options.bandwidth.burst)) {
     assert(options.channels > 0 && options.latency >= 0 && options.nanos_per_byte >= 0 && options.jitter >= 0);
     assert(options.bandwidth.sustained >= 0 && options.timeout >= 0);
 }
@@ -56,7 +56,7 @@ void SimEngine::submit(std::span<const ReadOp> batch) {
     // Channels that became free in the past take what waited then, not what comes now.
     run_until(clock_.now());
     for (const ReadOp& op : batch) {
-        Active read;
+        Accepted read;
         read.slot = reads_.add(op);
         read.number = counters_.reads++;
         const auto scripted = script_.find(read.number);
@@ -136,53 +136,59 @@ double SimEngine::draw_times() {
     return 1;
 }
 
-// What is at the device as this read begins, in reads of its length. `read` is on no channel yet, or on its own.
-double SimEngine::depth_for(const Active& read) {
-    const double own = std::max<uint32_t>(reads_[read.slot].length(), 1);
-    return std::accumulate(active_.begin(), active_.end(), 1.0, [&](double depth, const Active& other) {
-        return other.number == read.number ? depth : depth + reads_[other.slot].length() / own;
-    });
-}
-
 void SimEngine::start_attempt(Active& read, Nanos at) {
     const uint32_t length = reads_[read.slot].length();
-    const double nanos = options_.table.empty()
-                             ? static_cast<double>(options_.latency) + options_.nanos_per_byte * length
-                             : static_cast<double>(options_.table.at(length, depth_for(read)));
-    read.finish = at + static_cast<Nanos>(nanos * (1.0 + options_.jitter * uniform()) * history_[read.number].times);
-}
-
-void SimEngine::begin(Active read, Nanos at) {
-    move_bytes(at);  // from here on there is one more to share with
-    start_attempt(read, at);
-    if (read.fault.kind == Fault::Kind::stall) read.finish += read.fault.delay;
-    if (read.fault.kind == Fault::Kind::never) read.finish = at + options_.timeout;
-    if (options_.bandwidth.limited() && read.fault.kind != Fault::Kind::never) start_moving(read);
-    active_.push_back(read);
+    const double nanos = static_cast<double>(options_.latency) + options_.nanos_per_byte * length;
+    const double times = (1.0 + options_.jitter * uniform()) * history_[read.number].times;
+    read.least = read.finish = at + static_cast<Nanos>(nanos * times);
+    if (!options_.table.empty()) {
+        read.times = times;
+        read.left = 1;
+        set_paces(at);
+    }
 }
 
 void SimEngine::start_moving(Active& read) {
     read.to_move = reads_[read.slot].length();
-    if (read.to_move == 0) return;
-    read.least = read.finish;
-    read.finish = no_event;
+    if (read.to_move > 0) read.finish = no_event;
+}
+
+void SimEngine::begin(const Accepted& accepted, Nanos at) {
+    pass(at);
+    Active& read = active_.emplace_back(accepted);
+    start_attempt(read, at);
+    if (read.fault.kind == Fault::Kind::stall || read.fault.kind == Fault::Kind::never) {
+        read.times = read.pace = 0;
+        read.least += read.fault.delay;
+        if (read.fault.kind == Fault::Kind::never) read.least = at + options_.timeout;
+        read.finish = read.least;
+    }
+    if (options_.bandwidth.limited() && read.fault.kind != Fault::Kind::never) start_moving(read);
 }
 
 void SimEngine::begin_next(Nanos at) {
-    for (std::deque<Active>& waiting : waiting_) {
+    for (std::deque<Accepted>& waiting : waiting_) {
         if (waiting.empty()) continue;
-        const Active next = waiting.front();
+        const Accepted next = waiting.front();
         waiting.pop_front();
         begin(next, std::max(at, history_[next.number].submitted));
         return;
     }
 }
 
-// The bytes of all reads under way go on, until a time that is not beyond the next event.
-void SimEngine::move_bytes(Nanos to) {
+// All reads under way go on, until a time that is not beyond the next event.
+void SimEngine::pass(Nanos to) {
+    if (to <= passed_) return;
+    const auto nanos = static_cast<double>(to - passed_);
+    if (options_.bandwidth.limited()) move_bytes(nanos, to);
+    for (Active& a : active_) {
+        if (a.pace > 0) a.left = std::max(0.0, a.left - nanos / a.pace);
+    }
+    passed_ = to;
+}
+
+void SimEngine::move_bytes(double nanos, Nanos to) {
     const Bandwidth& b = options_.bandwidth;
-    if (!b.limited() || to <= credit_at_) return;
-    const auto nanos = static_cast<double>(to - credit_at_);
     const auto moving = std::count_if(active_.begin(), active_.end(), [](const Active& a) { return a.to_move > 0; });
     double moved = 0;
     if (moving > 0) {
@@ -197,7 +203,22 @@ void SimEngine::move_bytes(Nanos to) {
         }
     }
     credit_ = std::clamp(credit_ + b.sustained * nanos - moved, 0.0, static_cast<double>(b.burst));
-    credit_at_ = to;
+}
+
+// What the device serves has changed.
+void SimEngine::set_paces(Nanos at) {
+    if (options_.table.empty()) return;
+    double bytes = 0;
+    for (const Active& a : active_) {
+        if (a.fault.kind != Fault::Kind::never) bytes += reads_[a.slot].length();
+    }
+    for (Active& a : active_) {
+        if (a.times == 0) continue;
+        const uint32_t length = std::max<uint32_t>(reads_[a.slot].length(), 1);
+        a.pace = static_cast<double>(options_.table.at(length, bytes / length)) * a.times;
+        a.least = at + static_cast<Nanos>(std::ceil(a.left * a.pace - nothing));
+        if (a.to_move == 0) a.finish = a.least;
+    }
 }
 
 // When the bytes of the next read are through.
@@ -211,7 +232,7 @@ Nanos SimEngine::next_through() const {
     }
     if (moving == 0) return no_event;
     const double nanos = std::ceil(time_to_move(options_.bandwidth, credit_, least * moving));
-    return credit_at_ + std::max<Nanos>(static_cast<Nanos>(nanos), 1);
+    return passed_ + std::max<Nanos>(static_cast<Nanos>(nanos), 1);
 }
 
 Nanos SimEngine::next_event() const {
@@ -228,25 +249,23 @@ void SimEngine::run_until(Nanos t) {
         });
         const Nanos done = first == active_.end() ? no_event : first->finish;
         if (const Nanos through = next_through(); through < done && through <= t) {
-            move_bytes(through);
+            pass(through);
             continue;
         }
-        if (done > t) {
-            move_bytes(t);
-            return;
-        }
+        pass(std::min(done, t));
+        if (done > t) return;
         PartialRead& read = reads_[first->slot];
         if (!read.take(attempt(read, first->fault))) {
-            move_bytes(done);
             start_attempt(*first, done);
-            first->finish = std::max(first->finish, done + 1);  // time passes even for a free device
+            first->least = first->finish = std::max(first->least, done + 1);  // time passes even for a free device
             if (options_.bandwidth.limited()) start_moving(*first);
             continue;
         }
         const Active ended = *first;
         active_.erase(first);
         finish(ended);
-        begin_next(ended.finish);
+        set_paces(done);
+        begin_next(done);
     }
 }
 

@@ -90,9 +90,9 @@ struct SimOptions {
     Nanos latency = 100'000;
     double nanos_per_byte = 1.0;
     double jitter = 0;
-    // If it has a point, instead of latency and nanos_per_byte. The depth is what the device serves as the attempt
-    // begins, this read included, in reads of this size: four of 64 KiB beside one of 1 MiB are a quarter of a read to
-    // it, not four.
+    // If it has a point, instead of latency and nanos_per_byte: the pace of a read, and with whatever comes and goes
+    // the pace of all changes. Their depth is what the device serves, in reads of their own size: four of 64 KiB beside
+    // one of 1 MiB are a quarter of a read to it, not four, and it is sixteen to each of them.
     LatencyTable table = {};
     // Each of other reads; their shares are at most 1 together.
     std::vector<Tail> tail = {};
@@ -155,27 +155,35 @@ class SimEngine final : public Engine {
     [[nodiscard]] const std::vector<SimRead>& history() const { return history_; }
 
   private:
-    struct Active {
+    struct Accepted {
         ReadTable::Index slot = 0;
         uint64_t number = 0;  // in history_
         Fault fault;          // what is left of it
-        Nanos finish = 0;     // of the attempt under way; not known while bytes have to get through
-        Nanos least = 0;      // but not before this
-        double to_move = 0;   // bytes that have to get through, where bandwidth is limited
+    };
+    // On a channel.
+    struct Active : Accepted {
+        explicit Active(const Accepted& read) : Accepted(read) {}
+        Nanos finish = 0;    // of the attempt under way, as things are; unknown while bytes have to get through
+        Nanos least = 0;     // but not before this
+        double to_move = 0;  // bytes that have to get through, where bandwidth is limited
+        double times = 0;    // what jitter and tail make of the table's time; 0: the table does not matter any more
+        double pace = 0;     // nanoseconds for the whole attempt beside what the device serves now
+        double left = 1;     // part of the attempt still to be done
     };
 
     double uniform();  // [0, 1)
     Fault draw_fault(const ReadOp& op);
     double draw_times();
-    double depth_for(const Active& read);
     void start_attempt(Active& read, Nanos at);
     void start_moving(Active& read);
-    void begin(Active read, Nanos at);
+    void begin(const Accepted& accepted, Nanos at);
     void begin_next(Nanos at);
     void run_until(Nanos t);
     [[nodiscard]] Nanos next_event() const;
     [[nodiscard]] Nanos next_through() const;
-    void move_bytes(Nanos to);
+    void pass(Nanos to);
+    void move_bytes(double nanos, Nanos to);
+    void set_paces(Nanos at);
     int64_t attempt(const PartialRead& read, Fault& fault);
     int64_t read_contents(const File& file, std::byte* dst, uint64_t length, uint64_t offset) const;
     void finish(const Active& ended);
@@ -189,11 +197,10 @@ class SimEngine final : public Engine {
     std::map<uint64_t, double> slow_;
 
     ReadTable reads_;
-    std::array<std::deque<Active>, 2> waiting_;  // by priority, where that counts
+    std::array<std::deque<Accepted>, 2> waiting_;  // by priority, where that counts
     std::vector<Active> active_;
-    // Bytes that may still go at the burst's rate, as of a time.
-    double credit_ = 0;
-    Nanos credit_at_ = 0;
+    Nanos passed_ = 0;   // until when all reads have gone on
+    double credit_ = 0;  // bytes that may still go at the burst's rate
     std::vector<Completion> over_;
     SimCounters counters_;
     std::vector<SimRead> history_;

@@ -219,24 +219,40 @@ TEST_F(Sim, TakesTheTimeThatTheTableHasForWhatIsAtTheDevice) {
     ops[4].length = ops[4].need = 16384;
     sim.submit(std::span(ops).first(4));
     drain(sim);
-    // The device serves one, two, three; the fourth begins when the first has ended, beside two others.
-    EXPECT_EQ(sim.history()[0].finished, 1000);
-    EXPECT_EQ(sim.history()[1].finished, 2000);
-    EXPECT_EQ(sim.history()[2].finished, 3000);
-    EXPECT_EQ(sim.history()[3].finished, 1000 + 3000);
-    // Beside a read of four times its length a small one has five at the device, the table knows four; to the large
-    // one the small one is a quarter.
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(sim.history()[static_cast<size_t>(i)].finished, 3000);
+    EXPECT_EQ(sim.history()[3].finished, 4000) << "alone";
+    // Beside one of four times its length a small read has five at the device, of which the table knows four; to the
+    // large one the small one is a quarter. When that is over, the rest of the small one goes at its own pace.
     const Nanos t = clock_.now();
     sim.submit(std::span(ops).subspan(4, 1));
     sim.submit(std::span(ops).first(1));
     drain(sim);
-    EXPECT_EQ(sim.history()[4].finished - t, 2000);
-    EXPECT_EQ(sim.history()[5].finished - t, 4000);
+    EXPECT_EQ(sim.history()[4].finished - t, 2500);
+    EXPECT_EQ(sim.history()[5].finished - t, 2500 + 3 * 1000 / 8);
+    // What comes later slows down what is there.
     const Nanos u = clock_.now();
     sim.submit(std::span(ops).first(1));
-    sim.submit(std::span(ops).subspan(4, 1));
+    clock_.advance_to(u + 500);
+    sim.submit(std::span(ops).subspan(1, 1));
     drain(sim);
-    EXPECT_EQ(sim.history()[7].finished - u, 2500);
+    EXPECT_EQ(sim.history()[6].finished - u, 500 + 1000);
+    EXPECT_EQ(sim.history()[7].finished - u, 1500 + 500);
+}
+
+// One that never completes is at the device, but the device does nothing for it; a stall does not move.
+TEST_F(Sim, ATableKnowsOfFaults) {
+    SimOptions options;
+    options.table = LatencyTable({4096}, {1, 4}, {1000, 4000});
+    options.timeout = 50'000;
+    SimEngine sim(clock_, options);
+    sim.set_contents(file_, pattern(blocks * 4096));
+    sim.fault_at(0, Fault::never());
+    sim.fault_at(1, Fault::stall(10'000));
+    sim.fault_at(2, Fault::interrupted());
+    EXPECT_EQ(run(sim, 3), (std::vector<int>{ETIMEDOUT, 0, 0}));
+    EXPECT_EQ(sim.history()[0].finished, 50'000);
+    EXPECT_EQ(sim.history()[1].finished, 11'000) << "as it was alone when it began";
+    EXPECT_EQ(sim.history()[2].finished, 2 * 2000);
 }
 
 TEST_F(Sim, AShareOfReadsTakesSeveralTimesAsLong) {
