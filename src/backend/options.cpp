@@ -222,7 +222,8 @@ const char* where_it_works(Where where) {
 }
 
 Status no_effect(const std::string& name, Where where) {
-    return error(Code::invalid_argument, "{} has no effect here: it is for {}", name, where_it_works(where));
+    return error(Code::invalid_argument, "{} has no effect here, only in {}: leave it out", name,
+                 where_it_works(where));
 }
 
 // Variables that belong to the set-up and the build, and are not options of a run.
@@ -307,7 +308,12 @@ Status read_environment(Config& config, const char* const* environment, Place pl
         if (it == std::end(kOptions)) {
             return error(Code::invalid_argument, "there is no option {} (sluice run --help lists them all)", name);
         }
-        if (!works_in(it->where, place)) return no_effect(name, it->where);
+        if (!works_in(it->where, place)) {
+            return error(Code::invalid_argument,
+                         "the variable {0} is set, but has no effect here, only in {1}: unset it (env -u {0} ...), and "
+                         "give {2} to {1}",
+                         name, where_it_works(it->where), it->flag);
+        }
         if (Status s = it->set(config, value); !s.ok()) return s.within(name);
     }
     return {};
@@ -336,9 +342,6 @@ Status validate(const Config& config) {
     if (config.wave > 64) return error(Code::invalid_argument, "wave is {}, but must be at most 64", config.wave);
     if (config.token_trace.empty() && config.token_trace_at != Config().token_trace_at) {
         return error(Code::invalid_argument, "--token-trace-at has no effect without --token-trace");
-    }
-    if (config.progress && config.live) {
-        return error(Code::invalid_argument, "--progress and --live both want the terminal: take one of them");
     }
     return {};
 }

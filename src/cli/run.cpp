@@ -123,6 +123,14 @@ int run_command(std::vector<std::string> arguments) {
         }
     }
 
+    // In a pipe the lines are out of the view's way.
+    if (config.progress && config.live && isatty(STDOUT_FILENO) == 1 && isatty(STDERR_FILENO) == 1) {
+        return fail(error(Code::invalid_argument,
+                          "--progress and --live would both write to this terminal: take one of them, or let the "
+                          "lines of --progress go to a pipe or a file"),
+                    kUsage);
+    }
+
     common_params params;
     common_init();
     params.verbosity = 1;  // LOG_LEVEL_ERROR: the text is what people want to see; -v shows llama.cpp's log

@@ -307,6 +307,18 @@ class RecordTest(unittest.TestCase):
         text = "".join(json.loads(j)["delta_text"] for w, j in words if w == "SLUICE_PROGRESS")
         self.assertEqual(text.strip(), run().stdout.decode().strip())
 
+    def test_progress_and_live_share_no_terminal_but_a_pipe(self):
+        done = run("--progress", "--live")
+        self.assertEqual({line.split(" ", 1)[0] for line in done.stdout.decode().splitlines()},
+                         {"SLUICE_LOAD", "SLUICE_PROGRESS", "SLUICE_END"})
+        ours, theirs = os.openpty()
+        refused = subprocess.run([ARGS.sluice, "run", "-m", ARGS.model, "-p", "x", "--progress", "--live"], env=environment(),
+                                 stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, timeout=60)
+        os.close(theirs)
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn(b"both write to this terminal", os.read(ours, 4096))
+        os.close(ours)
+
     def test_the_server_has_metrics_and_a_record(self):
         with socket.socket() as a, socket.socket() as b:
             a.bind(("127.0.0.1", 0)), b.bind(("127.0.0.1", 0))
