@@ -108,7 +108,8 @@ class ProbeLine {
     int percent_ = -1;
 };
 
-Result<machine::Examination> examine(const Asked& asked) {
+// `unreadable`: what is wrong with the file that was named as a model, if it is none or a broken one.
+Result<machine::Examination> examine(const Asked& asked, Status& unreadable) {
     machine::Examination exam;
     exam.facts = machine::read_facts();
     exam.facts.io_uring = machine::try_io_uring();
@@ -127,6 +128,7 @@ Result<machine::Examination> examine(const Asked& asked) {
     // Other places each time, so that memory of a host or of the drive knows them less.
     std::mt19937_64 random(std::random_device{}());
     const auto index = model::GgufIndex::open(asked.path);
+    unreadable = index.status();
     if (index.ok()) {
         plan.paths.clear();
         for (const model::FileEntry& f : index->files()) plan.paths.push_back(f.path);
@@ -419,9 +421,17 @@ int doctor_command(std::vector<std::string> arguments) {
     if (asks_help(arguments)) return print_help(help_text(*find_command("doctor")));
     const auto asked = parse(std::move(arguments));
     if (!asked.ok()) return fail(asked.status(), kUsage);
-    const auto exam = examine(*asked);
+    Status unreadable;
+    const auto exam = examine(*asked, unreadable);
     if (!exam.ok()) return fail(exam.status(), kFailed);
-    const std::vector<Finding> findings = machine::diagnose(*exam);
+    std::vector<Finding> findings = machine::diagnose(*exam);
+    if (!unreadable.ok()) {
+        findings.push_back({.id = "model",
+                            .severity = Severity::problem,
+                            .title = unreadable.message(),
+                            .change = "get the file again, whole",
+                            .gain = "it can be loaded"});
+    }
     const std::string text = asked->json ? json_text(*exam, findings) : report(*exam, asked->path, findings);
     if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0)
         return fail(error(Code::io_error, "standard output is closed or full"), kFailed);

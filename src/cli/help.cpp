@@ -1,5 +1,6 @@
 // Owns: every text that describes the program: help, man page, completion, option reference. All are made from the
 // command table and the option table, so they cannot disagree.
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -60,6 +61,27 @@ constexpr std::array<Command, 10> kCommands{{
      "not used.",
      nullptr, verify_command},
 }};
+
+// The flags that the usage line of a command names; of a stock tool also the streaming options that mean something to
+// it, and the most used of its own.
+std::string flags_of(const Command& command) {
+    std::string flags;
+    const auto add = [&](std::string_view flag) { flags += fmt::format("{}{}", flags.empty() ? "" : " ", flag); };
+    const std::string_view usage = command.arguments;
+    for (size_t at = 0; (at = usage.find('-', at)) != std::string_view::npos;) {
+        const size_t end = std::min(usage.find_first_of(" ]|", at), usage.size());
+        if (at == 0 || usage[at - 1] == ' ' || usage[at - 1] == '[') add(usage.substr(at, end - at));
+        at = end;
+    }
+    if (command.stock == nullptr) return flags;
+    add("--model -c -t -b -ub -fa --temp --seed --top-k");
+    if (std::string_view(command.name) == "run") add("--chat");
+    if (std::string_view(command.name) == "serve") add("-np");
+    for (const backend::Option& o : backend::options()) {
+        if (backend::works_in(o.where, place_of(command.name))) add(o.flag);
+    }
+    return flags;
+}
 
 // A leading "-" must not be taken for a roff hyphen, nor a leading "." for a request.
 std::string roff(const std::string& text) {
@@ -137,10 +159,8 @@ std::string man_page() {
 std::string bash_completion() {
     std::string names;
     for (const Command& c : kCommands) names += fmt::format("{}{}", names.empty() ? "" : " ", c.name);
-    std::string flags;
     std::string words;
     for (const backend::Option& o : backend::options()) {
-        flags += fmt::format("{}{}", flags.empty() ? "" : " ", o.flag);
         const std::string values = o.value_name != nullptr ? o.value_name : "";
         if (values.find('|') == std::string::npos || values[0] == 'N') continue;
         std::string list = values;
@@ -151,18 +171,18 @@ std::string bash_completion() {
         words += fmt::format("        {}) COMPREPLY=($(compgen {}-W \"{}\" -- \"$cur\")); return ;;\n", o.flag,
                              path != std::string::npos ? "-f " : "", list);
     }
+    std::string by_command;
+    for (const Command& c : kCommands) by_command += fmt::format("        {}) flags=\"{}\" ;;\n", c.name, flags_of(c));
     return fmt::format(
         "# bash completion for sluice\n_sluice() {{\n    local cur=${{COMP_WORDS[COMP_CWORD]}} "
-        "prev=${{COMP_WORDS[COMP_CWORD-1]}}\n"
+        "prev=${{COMP_WORDS[COMP_CWORD-1]}} flags=\n"
         "    if [ \"$COMP_CWORD\" -eq 1 ]; then COMPREPLY=($(compgen -W \"{} --help --version\" -- \"$cur\")); return; "
         "fi\n"
         "    case $prev in\n{}        -m|--model|-f|--file) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;\n "
-        "   esac\n"
-        "    case $cur in\n        -*) COMPREPLY=($(compgen -W \"--help -m --model -p -f -n -c -t -b -ub -fa --temp "
-        "--seed --top-k --port --host -np --chat --json --no-probe --full --quick --seconds --out "
-        "{}\" -- \"$cur\")) ;;\n"
+        "   esac\n    case ${{COMP_WORDS[1]}} in\n{}    esac\n"
+        "    case $cur in\n        -*) COMPREPLY=($(compgen -W \"--help $flags\" -- \"$cur\")) ;;\n"
         "        *) COMPREPLY=($(compgen -f -- \"$cur\")) ;;\n    esac\n}}\ncomplete -o filenames -F _sluice sluice\n",
-        names, words, flags);
+        names, words, by_command);
 }
 
 std::string options_markdown() {

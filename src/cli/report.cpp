@@ -1,10 +1,16 @@
 // Owns: `sluice report`: records and races as a page, as text and as a picture.
 // Keeps: what is read is never written to; what is written is whole or not there.
+#include <sys/mman.h>
+
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <vector>
 
+#include "base/bytes.h"
+#include "base/write_all.h"
 #include "cli/commands.h"
 #include "report/data.h"
 #include "report/output.h"
@@ -75,6 +81,30 @@ Result<Asked> asked_by(const std::vector<std::string>& arguments) {
     return asked;
 }
 
+constexpr uint64_t kMostPiped = 4 * GiB;
+
+// A path that can be read more than once: a pipe's bytes go into memory first.
+Result<std::string> readable_twice(const std::string& path) {
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored) || std::filesystem::is_regular_file(path, ignored) ||
+        std::filesystem::is_directory(path, ignored))
+        return path;
+    std::ifstream in(path, std::ios::binary);
+    const int fd = memfd_create("record", MFD_CLOEXEC);  // lives as long as the process
+    if (fd < 0) return error(Code::io_error, "cannot keep {} in memory: {}", path, std::strerror(errno));
+    std::vector<char> piece(size_t{1} << 20U);
+    for (uint64_t bytes = 0; in;) {
+        in.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+        const auto n = static_cast<size_t>(in.gcount());
+        bytes += n;
+        if (bytes > kMostPiped)
+            return error(Code::unsupported, "{} does not end within {}", path, human_bytes(kMostPiped));
+        if (const int failed = write_all(fd, {piece.data(), n}); failed != 0)
+            return error(Code::io_error, "cannot keep {} in memory: {}", path, std::strerror(failed));
+    }
+    return fmt::format("/proc/self/fd/{}", fd);
+}
+
 // A race says so in its first line. What cannot be told is left to the reader of records, which says what is wrong.
 bool is_race(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
@@ -93,13 +123,15 @@ int report_command(std::vector<std::string> arguments) {
 
     std::vector<Record> records;
     std::vector<RaceResult> races;
-    for (const std::string& path : asked->inputs) {
-        if (is_race(path)) {
-            auto race = report::read_race(path);
+    for (const std::string& name : asked->inputs) {
+        const auto path = readable_twice(name);
+        if (!path.ok()) return fail(path.status(), kFailed);
+        if (is_race(*path)) {
+            auto race = report::read_race(*path, name);
             if (!race.ok()) return fail(race.status(), kFailed);
             races.push_back(std::move(*race));
         } else {
-            auto record = trace::read_record(path);
+            auto record = trace::read_record(*path, name);
             if (!record.ok()) return fail(record.status(), kFailed);
             records.push_back(std::move(*record));
         }

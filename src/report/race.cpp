@@ -519,8 +519,8 @@ const char* verdict_text(Verdict verdict) {
     return "";
 }
 
-Result<RaceResult> read_race(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
+Result<RaceResult> read_race(const std::string& file_path, const std::string& path) {
+    std::ifstream file(file_path, std::ios::binary);
     if (!file) return error(Code::not_found, "cannot open {}: {}", path, std::strerror(errno));
     RaceResult race;
     race.path = path;

@@ -108,7 +108,11 @@ struct RaceResult {
 
 // Errors: no race, a newer schema, no or two baselines, a line in the middle that does not parse or names an unknown
 // arm or cell, the same run twice (with its line).
-Result<RaceResult> read_race(const std::string& path);
+// `path` is what it is called, where its bytes are to be read from another place.
+Result<RaceResult> read_race(const std::string& file_path, const std::string& path);
+inline Result<RaceResult> read_race(const std::string& path) {
+    return read_race(path, path);
+}
 
 // As Markdown, for terminals and files alike.
 std::string race_text(const RaceResult& race);

@@ -348,8 +348,8 @@ void append_row_json(fmt::memory_buffer& out, const Row& row) {
     append(out, "}\n");
 }
 
-Result<Record> read_record(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
+Result<Record> read_record(const std::string& file_path, const std::string& path) {
+    std::ifstream file(file_path, std::ios::binary);
     if (!file) return error(Code::not_found, "cannot open {}: {}", path, std::strerror(errno));
     Record record;
     record.path = path;

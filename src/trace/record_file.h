@@ -47,7 +47,11 @@ struct Record {
     bool cut_short = false;  // its last line is broken off
 };
 // Errors: not a record, a newer schema, a line in the middle that does not parse (with its number).
-Result<Record> read_record(const std::string& path);
+// `path` is what it is called, where its bytes are to be read from another place.
+Result<Record> read_record(const std::string& file_path, const std::string& path);
+inline Result<Record> read_record(const std::string& path) {
+    return read_record(path, path);
+}
 
 // Feeds a record to an output, as the run would have.
 Status replay(const Record& record, Sink& sink);

@@ -116,6 +116,7 @@ for f in text short empty; do
 done
 for f in text short empty; do
     check "doctor looks at the drive under $f.gguf" doctor "$work/$f.gguf"
+    check "and calls it a problem" grep -q "problem  *model: .*$f.gguf" <(tr -s '\n ' ' ' <"$work/doctor.txt")
     check "and says that it is no model" grep -q "none to stream: .*$f.gguf" <(tr -s '\n ' ' ' <"$work/doctor.txt")
 done
 fails_saying "doctor with a wrong argument" 2 "--frobnicate" "$sluice" doctor "$model" --frobnicate
@@ -165,6 +166,16 @@ same "the page to standard output" "$work/report.html" "$work/report.piped"
 "$sluice" report "$work/run.jsonl" "$work/kept.jsonl" --text >"$work/report.md"
 check "a report as text" grep -q "^Where a token goes (decode):" "$work/report.md"
 check "two runs are compared" grep -q "no difference shown" "$work/report.md"
+check "a report of a pipe" bash -c '"$1" report /dev/stdin --text < <(cat "$2") | grep -q "^## A: .stdin"' - "$sluice" "$work/run.jsonl"
+fails_saying "a pipe that is no record" 1 "/dev/stdin is not a run record" bash -c '"$1" report /dev/stdin < <(cat "$2")' - "$sluice" "$text"
+completes() { # WORDS...: what bash offers for the last of them
+    bash -c 'source <("$1" --bash-completion); shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _sluice; echo " ${COMPREPLY[*]} "' - "$sluice" "$@"
+}
+check "report completes its own flags" grep -q -- " --text " <(completes sluice report -)
+check "and no streaming ones" bash -c '! grep -q -e --cache-mb -e --live' <<<"$(completes sluice report -)"
+check "run completes streaming flags" grep -q -- " --live " <(completes sluice run -)
+check "and none of the server's" bash -c '! grep -q -e --metrics-port' <<<"$(completes sluice run -)"
+check "serve completes its own" grep -q -- " --metrics-port " <(completes sluice serve -)
 fails_saying "no record" 2 "which record" "$sluice" report
 fails_saying "a file that is no record" 1 "is not a run record" "$sluice" report "$text"
 fails_saying "a record that is not there" 1 "No such file" "$sluice" report "$work/none.jsonl"
