@@ -1,6 +1,7 @@
 #include "cli/progress_bar.h"
 
 #include <fmt/core.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,7 +32,7 @@ bool ProgressBar::due(bool over) {
 
 std::string ProgressBar::bar(double part) const {
     const auto full = static_cast<size_t>(part * static_cast<double>(kBarColumns));
-    return fmt::format("\r{} [{}{}] {:3.0f} %", what_, std::string(full, '#'), std::string(kBarColumns - full, '.'),
+    return fmt::format("{} [{}{}] {:3.0f} %", what_, std::string(full, '#'), std::string(kBarColumns - full, '.'),
                        part * 100);
 }
 
@@ -45,13 +46,22 @@ void ProgressBar::show(uint64_t done, uint64_t total) {
                             human_bytes(static_cast<uint64_t>(static_cast<double>(done) / seconds)),
                             seconds * (1 - part) / std::max(part, 1e-9));
     }
-    std::fprintf(stderr, "%s\x1b[K", line.c_str());
-    std::fflush(stderr);
+    draw(line);
 }
 
 void ProgressBar::show(double part, const std::string& doing) {
-    if (!due(false)) return;
-    std::fprintf(stderr, "%s  %s\x1b[K", bar(std::clamp(part, 0.0, 1.0)).c_str(), doing.c_str());
+    if (!due(part >= 1)) return;
+    draw(fmt::format("{}  {}", bar(std::clamp(part, 0.0, 1.0)), doing));
+}
+
+// A line that wrapped could not be written over: each would leave one behind.
+void ProgressBar::draw(std::string line) {
+    winsize size{};
+    constexpr size_t kUnknown = 80;
+    const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    const size_t columns = known ? size.ws_col : kUnknown;
+    if (line.size() >= columns) line.resize(columns - 1);
+    std::fprintf(stderr, "\r%s\x1b[K", line.c_str());
     std::fflush(stderr);
 }
 

@@ -1,5 +1,6 @@
 // Owns: one line on standard error that says how far a long task is.
-// Keeps: it is drawn on a terminal only, at most ten times a second, and is gone when the task is over.
+// Keeps: it is drawn on a terminal only, at most ten times a second, never wider than it, and is gone when the task is
+// over.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,7 @@ class ProgressBar {
     // Whether a line is due now.
     bool due(bool over);
     [[nodiscard]] std::string bar(double part) const;
+    static void draw(std::string line);  // all of it in ASCII
     std::string what_;
     bool on_terminal_;
     bool drawn_ = false;

@@ -16,6 +16,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "cli/commands.h"
+#include "cli/progress_bar.h"
 #include "engine/generate.h"
 #include "model/gguf.h"
 #include "trace/live.h"
@@ -31,28 +32,6 @@ std::atomic<bool> g_stop{false};
 void on_interrupt(int) {
     if (g_stop.exchange(true)) _exit(kInterrupted);
 }
-
-// A bar on a terminal, nothing in a pipe.
-class LoadBar {
-  public:
-    bool operator()(float progress) {
-        if (!on_terminal_) return true;
-        const int percent = static_cast<int>(progress * 100.0F);
-        if (percent == last_) return true;
-        last_ = percent;
-        constexpr int kBar = 30;
-        std::string bar(static_cast<size_t>(percent * kBar / 100), '#');
-        bar.resize(kBar, '.');
-        std::fprintf(stderr, "\rloading [%s] %3d %%", bar.c_str(), percent);
-        if (percent >= 100) std::fputs("\r\033[K", stderr);
-        std::fflush(stderr);
-        return true;
-    }
-
-  private:
-    bool on_terminal_ = isatty(STDERR_FILENO) == 1;
-    int last_ = -1;
-};
 
 // Context for a run whose user named none: what large models were trained for would reserve gigabytes of KV cache.
 constexpr uint64_t kDefaultContext = 4096;
@@ -161,7 +140,12 @@ int run_command(std::vector<std::string> arguments) {
     sigaction(SIGTERM, &action, nullptr);
 
     options.stop = &g_stop;
-    options.on_load = LoadBar();
+    ProgressBar loading("loading");
+    options.on_load = [&](float part) {
+        loading.show(part, "");
+        if (part >= 1) loading.clear();
+        return true;
+    };
     llama_log_set(log_until_stopped, nullptr);
     bool output_broken = false;
     bool line_open = false;
@@ -199,6 +183,7 @@ int run_command(std::vector<std::string> arguments) {
     }
 
     const engine::Generation g = engine::generate(params, options);
+    loading.clear();
     if (live != nullptr) live->stop();
     g_live = nullptr;
     if (line_open && !output_broken) {

@@ -5,16 +5,20 @@ Runs `sluice run`, `sluice serve` and the plug-in on the demo model with a cache
 Python standard library, only the loopback interface. No assertion looks at how long anything took.
 """
 import argparse
+import contextlib
 import csv
+import fcntl
 import filecmp
 import json
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 import urllib.error
@@ -318,6 +322,22 @@ class RecordTest(unittest.TestCase):
         self.assertEqual(refused.returncode, 2)
         self.assertIn(b"both write to this terminal", os.read(ours, 4096))
         os.close(ours)
+
+    def test_the_loading_bar_fits_a_narrow_terminal(self):
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
+        subprocess.run([ARGS.sluice, "run", "-m", ARGS.model, "-p", "x", "-n", "1", "--cache-mb", "4", "--temp", "0", "-t", "1"],
+                       env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs, timeout=60, check=True)
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # what the end of a pseudo-terminal is
+            while piece := os.read(ours, 65536):
+                shown += piece
+        os.close(ours)
+        bars = [line for line in shown.decode().replace("\x1b[K", "\r").split("\r") if line.startswith("loading")]
+        self.assertGreater(len(bars), 0)
+        self.assertLess(max(map(len, bars)), 30)
+        self.assertTrue(shown.rindex(b"\r\x1b[K") > shown.rindex(b"loading"), "the bar is not gone at the end")
 
     def test_the_server_has_metrics_and_a_record(self):
         with socket.socket() as a, socket.socket() as b:
