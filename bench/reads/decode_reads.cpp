@@ -26,6 +26,7 @@ struct Arm {
     std::string model;
     io::EngineOptions engine;
     io::Access access = io::Access::direct;
+    std::string store = "gguf";
     sched::Verify verify = sched::Verify::always;
     uint64_t cache = 0;  // bytes; 0: the least that works
     double seconds = 2;
@@ -73,6 +74,8 @@ Arm parse(int argc, char** argv) {
             arm.engine.lanes = static_cast<unsigned>(number(value));
         } else if (key == "--priorities") {
             arm.engine.priorities = true;
+        } else if (key == "--store") {
+            arm.store = value;
         } else if (key == "--verify") {
             if (value != "always" && value != "once" && value != "never") stop("verify: always, once or never");
             arm.verify = value == "always" ? sched::Verify::always
@@ -102,6 +105,7 @@ Arm parse(int argc, char** argv) {
             stop("do not understand " + std::string(a));
         }
     }
+    if (arm.pages && arm.store != "gguf") stop("--pages are read from the GGUF");
     if (arm.window > 0 && !arm.half) stop("--window goes with --half");
     if (arm.model.empty()) stop("decode_reads MODEL [--engine=] [--lanes=] [--verify=] [--cache-mb=] [--seconds=] ...");
     return arm;
@@ -173,7 +177,7 @@ int run(const Arm& arm) {
     if (!index.ok()) stop(index.status().message());
     auto geometry = model::derive_geometry(*index);
     if (!geometry.ok()) stop(geometry.status().message());
-    auto opened = store::RecordStore::open(*index, *geometry, arm.access, nullptr);
+    auto opened = store::RecordStore::open(*index, *geometry, {.access = arm.access, .store = arm.store}, nullptr);
     if (!opened.ok()) stop(opened.status().message());
     const model::Geometry pages = paged(*geometry);
     std::vector<const io::File*> files(index->files().size());

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #if defined(__GNUC__)
 #define SLUICE_API __attribute__((visibility("default")))
@@ -40,9 +41,11 @@ enum class Verbosity { error, warn, info, debug };
 struct Config {
     std::optional<uint64_t>
         cache_bytes;          // memory for experts; unset: chosen from what is free when the first token runs
-    unsigned io_threads = 8;  // reads in flight, 1..64
+    unsigned io_threads = 8;  // reads in flight at each drive, 1..64
     IoEngine io_engine = IoEngine::automatic;
     bool direct_io = true;
+    // Copies of the model, or of its pack, on other drives: they take their part of the reads.
+    std::vector<std::string> mirrors;
     std::string store = "auto";  // where experts are read from: "auto", "gguf", or the manifest of a pack
     VerifyReads verify_reads = VerifyReads::always;  // loading fails if it is another, but the model has no checksums
     bool overlap = true;                             // compute with the experts that are there while others are read

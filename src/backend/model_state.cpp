@@ -64,10 +64,13 @@ sched::Verify verify_policy(VerifyReads verify) {
     return sched::Verify::never;
 }
 
-io::EngineOptions engine_options(const Config& config, const std::string& path) {
+// Each drive that takes its part of the reads has as many of them in flight.
+io::EngineOptions engine_options(const Config& config, const store::RecordStore& store) {
     io::EngineOptions options;
-    options.lanes = config.io_threads;
-    const auto drive = machine::read_drive(path);
+    unsigned drives = 0;
+    for (size_t h = 0; h < store.n_holders(); ++h) drives += store.holder(static_cast<store::HolderId>(h)).shares;
+    options.lanes = std::min(config.io_threads * std::max(1U, drives), 64U);
+    const auto drive = machine::read_drive(store.extent(0, 0).file->path());
     options.priorities = drive.ok() && drive->honours_priorities();
     switch (config.io_engine) {
         case IoEngine::automatic:
@@ -128,9 +131,11 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     state->geometry_ = std::move(geometry);
 
     std::string note;
-    auto store = store::RecordStore::open(
-        state->index_, state->geometry_,
-        {.access = config.direct_io ? io::Access::direct : io::Access::buffered, .store = config.store}, &note);
+    auto store = store::RecordStore::open(state->index_, state->geometry_,
+                                          {.access = config.direct_io ? io::Access::direct : io::Access::buffered,
+                                           .store = config.store,
+                                           .mirrors = config.mirrors},
+                                          &note);
     if (!store.ok()) return store.status();
     state->store_ = std::make_unique<store::RecordStore>(std::move(*store));
     if (!note.empty()) log(LogLevel::warn, "{}", note);
@@ -142,7 +147,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
                      state->index_.files()[0].path);
     }
 
-    auto engine = io::make_engine(engine_options(config, state->index_.files()[0].path));
+    auto engine = io::make_engine(engine_options(config, *state->store_));
     if (!engine.ok()) return engine.status();
     state->engine_ = std::move(engine->engine);
     if (!engine->note.empty()) log(LogLevel::warn, "{}", engine->note);
@@ -265,7 +270,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
         convert(set, component, raw, slot);
     };
     options.reads.verify = verify_policy(config_.verify_reads);
-    options.reads.device = measured_device(index_.files()[0].path);
+    options.reads.device = measured_device(store_->extent(0, 0).file->path());
     auto fetcher = sched::Fetcher::create(*store_, *engine_, SystemClock::instance(), std::move(options));
     if (!fetcher.ok()) return fetcher;
     const cache::Layout& layout = (*fetcher)->layout();

@@ -1,5 +1,7 @@
 #include "backend/options.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -87,6 +89,22 @@ Status set_number(N& field, std::string_view text, N least, N most, const char* 
     return {};
 }
 
+// One path, or several with colons between them.
+Status add_mirrors(Config& config, std::string_view text) {
+    while (true) {
+        const size_t colon = text.find(':');
+        const std::string_view path = text.substr(0, colon);
+        if (path.empty()) return bad_value(text, "a path, or paths with colons between them");
+        config.mirrors.emplace_back(path);
+        if (colon == std::string_view::npos) return {};
+        text.remove_prefix(colon + 1);
+    }
+}
+
+std::string get_mirrors(const Config& config) {
+    return fmt::format("{}", fmt::join(config.mirrors, ":"));
+}
+
 // Fields whose text is their value.
 template <std::string Config::*field>
 Status set_path(Config& config, std::string_view text) {
@@ -135,6 +153,11 @@ constexpr Option kOptions[] = {
      "again, then taken from another copy if there is one.",
      [](Config& c, std::string_view t) { return set_word(c.verify_reads, t, kVerify); },
      [](const Config& c) { return get_word(c.verify_reads, kVerify); }},
+    {"--mirror", "SLUICE_MIRROR", "PATH", "none",
+     "A copy of the model (of a split one, its first file) or of its pack, on another drive. Reads are shared out by "
+     "speed; a drive that keeps failing is not used any more. May be repeated; in the variable a colon stands between "
+     "paths.",
+     add_mirrors, get_mirrors},
     {"--overlap", "SLUICE_OVERLAP", nullptr, "on",
      "Compute with the experts that are there while others are still being read. --no-overlap turns it off.",
      [](Config& c, std::string_view t) { return set_word(c.overlap, t, kSwitch); },
@@ -288,7 +311,8 @@ Status take_options(Config& config, std::vector<std::string>& arguments, Place p
             return error(Code::invalid_argument, "{} needs a value: {}", flag, option->value_name);
         }
         if (Status s = option->set(config, value); !s.ok()) return s.within(flag);
-        if (taken != nullptr) taken->emplace_back(option->variable, value);
+        // As it stands now: what may be repeated adds up.
+        if (taken != nullptr) taken->emplace_back(option->variable, option->get(config));
     }
     arguments = std::move(rest);
     return {};

@@ -50,6 +50,7 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--io-threads", {"1", "64"}},
         {"--io-engine", {"auto", "io_uring", "pread", "mmap"}},
         {"--no-odirect", {"1", "0"}},
+        {"--mirror", {"/mnt/b/m.gguf", "a:b"}},
         {"--overlap", {"1", "0"}},
         {"--no-overlap", {"1", "0"}},
         {"--wave", {"auto", "1", "64"}},
@@ -127,6 +128,20 @@ TEST(Options, OursAreTakenOutAndTheRestKeepsItsOrder) {
     EXPECT_EQ(config.cache_bytes, 1536 * KiB);
     EXPECT_EQ(config.io_threads, 4U);
     EXPECT_FALSE(config.direct_io);
+}
+
+TEST(Options, MirrorsAddUp) {
+    Config config;
+    const char* environment[] = {"SLUICE_MIRROR=a:b", nullptr};
+    ASSERT_TRUE(read_environment(config, environment, Place::run).ok());
+    std::vector<std::string> a{"--mirror", "c", "--mirror=d"};
+    TakenOptions taken;
+    ASSERT_TRUE(take_options(config, a, Place::run, &taken).ok());
+    EXPECT_EQ(config.mirrors, (std::vector<std::string>{"a", "b", "c", "d"}));
+    // A child gets all of them in one variable.
+    ASSERT_FALSE(taken.empty());
+    EXPECT_EQ(taken.back(), (std::pair<std::string, std::string>("SLUICE_MIRROR", "a:b:c:d")));
+    for (const char* bad : {"", ":", "a:", ":a", "a::b"}) EXPECT_FALSE(find_option("--mirror")->set(config, bad).ok());
 }
 
 TEST(Options, AfterTwoDashesNothingIsOurs) {
