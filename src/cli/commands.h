@@ -40,6 +40,9 @@ int doctor_command(std::vector<std::string> arguments);
 int probe_command(std::vector<std::string> arguments);
 int report_command(std::vector<std::string> arguments);
 int verify_command(std::vector<std::string> arguments);
+int pack_command(std::vector<std::string> arguments);
+int unpack_command(std::vector<std::string> arguments);
+int repair_command(std::vector<std::string> arguments);
 
 // One line "sluice: error: ..." on standard error.
 int fail(const Status& status, int code);

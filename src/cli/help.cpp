@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kWidth = 100;
 
-constexpr std::array<Command, 10> kCommands{{
+constexpr std::array<Command, 13> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
      "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
@@ -54,12 +54,35 @@ constexpr std::array<Command, 10> kCommands{{
      "to standard output. --png draws the page with the Chromium or Chrome that is installed. With --text or --png "
      "there is a page only if -o asks for it.",
      nullptr, report_command},
-    {"verify", "MODEL [--quick | --full | --write]", "are the experts on the drive still what they were?",
+    {"verify", "MODEL|PACK [--quick | --full | --write] [--pack PATH] [--mirror PATH]...",
+     "are the experts on the drive still what they were?",
      "--write reads all experts once and writes a checksum for each of their matrices to MODEL.sluice-sums. Later runs "
      "compare: --full (the default) all experts, --quick two of each layer. What differs is named, and the exit code "
      "is 1. Reads from the drive itself, not from the page cache. Checksums of a model that has changed since are "
-     "not used.",
+     "not used. A model that has a pack is compared with the pack's checksums, all of its bytes, and so are the pack "
+     "and the copies that --mirror names.",
      nullptr, verify_command},
+    {"pack", "MODEL [--layout layer|component] [--out PATH] [--split SIZE] [--reclaim [--yes]]",
+     "copy a model so that each expert is read in one aligned piece",
+     "Writes MODEL.sluice and its data files MODEL.sluice.1 ...: every matrix of every expert at a multiple of 4096 "
+     "bytes, with a checksum, and all else that sluice unpack needs to give the model back. Later runs read experts "
+     "from there. It can be interrupted; the next call goes on. --layout: expert after expert (layer, the default), or "
+     "of each layer the matrices before the activation first (component). --split: no data file larger than this. "
+     "--reclaim takes each layer out of the model's own files as soon as the pack has it and it was read back, so that "
+     "little more room is needed than one layer; afterwards only Sluice can run the model, from both. It asks, or "
+     "wants --yes.",
+     nullptr, pack_command},
+    {"unpack", "MODEL|PACK [--out DIR | --in-place] [--pack PATH]", "a model's own files back, from its pack",
+     "Writes the model's files, byte for byte, into DIR (or beside the pack, if they are not there), and compares what "
+     "was written. --in-place fills the holes of a model that was reclaimed, also where that was interrupted. --pack "
+     "names a pack that does not lie beside the model.",
+     nullptr, unpack_command},
+    {"repair", "MODEL|PACK [--from COPY]... [--pack PATH] [--yes]", "mend what sluice verify finds",
+     "Looks at all parts of the model and of its pack, and writes those that are damaged anew from the other of the "
+     "two, or from the copies that --from names (of the model or of the pack): only bytes whose checksum is right. "
+     "For what nobody has it says which bytes of which file to fetch. --yes: even if more than a quarter of the model "
+     "differs.",
+     nullptr, repair_command},
 }};
 
 // The flags that the usage line of a command names; of a stock tool also the streaming options that mean something to

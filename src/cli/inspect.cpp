@@ -109,6 +109,7 @@ int inspect_command(std::vector<std::string> arguments) {
         j["experts"] = g.n_records();
         j["expert_bytes"] = g.expert_bytes;
         j["dense_bytes"] = g.dense_bytes;
+        j["read_from"] = store->holder(0).name;
         j["token_cycle_bytes"] = g.cycle_bytes;
         j["largest_expert_bytes"] = g.largest_record_bytes;
         j["smallest_cache_bytes"] = least;
@@ -153,6 +154,8 @@ int inspect_command(std::vector<std::string> arguments) {
     }
     out += fmt::format("\n  dense weights     {} (always in memory)", human_bytes(g.dense_bytes));
     out += fmt::format("\n  all experts       {}", human_bytes(g.expert_bytes));
+    if (const std::string& used = store->holder(0).name; used != index->files()[0].path)
+        out += fmt::format("\n  read from         {}", used);
     out += fmt::format("\n  one token         {} of experts (one token cycle; a smaller cache hits little)\n\n",
                        human_bytes(g.cycle_bytes));
     out +=

@@ -1,11 +1,13 @@
 // Owns: `sluice verify`: are the bytes of the experts still what they were?
 // Keeps: without --write nothing is written.
 #include <cstdio>
+#include <filesystem>
 
 #include "base/bytes.h"
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/progress_bar.h"
+#include "store/bundle.h"
 #include "store/scan.h"
 #include "store/sums.h"
 
@@ -15,7 +17,8 @@ namespace {
 constexpr size_t kMostShown = 20;
 
 struct Asked {
-    std::string path;
+    std::string path, pack;
+    std::vector<std::string> mirrors;
     store::Depth depth = store::Depth::full;
     bool write = false;
 };
@@ -23,8 +26,16 @@ struct Asked {
 Result<Asked> parse(std::vector<std::string> arguments) {
     Asked asked;
     bool depth_given = false;
-    for (std::string& a : arguments) {
-        if (a == "--quick" || a == "--full") {
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        std::string& a = arguments[i];
+        if (a == "--pack" || a == "--mirror") {
+            if (i + 1 == arguments.size()) return error(Code::invalid_argument, "{} needs a value", a);
+            if (a == "--pack") {
+                asked.pack = arguments[++i];
+            } else {
+                asked.mirrors.push_back(arguments[++i]);
+            }
+        } else if (a == "--quick" || a == "--full") {
             asked.depth = a == "--quick" ? store::Depth::quick : store::Depth::full;
             depth_given = true;
         } else if (a == "--write") {
@@ -36,6 +47,10 @@ Result<Asked> parse(std::vector<std::string> arguments) {
         }
     }
     if (asked.path.empty()) return error(Code::invalid_argument, "which model? sluice verify MODEL");
+    if (asked.write && (!asked.pack.empty() || !asked.mirrors.empty()))
+        return error(Code::invalid_argument,
+                     "--write is about the model's own files; it goes without --pack and "
+                     "--mirror");
     if (asked.write && depth_given)
         return error(Code::invalid_argument, "--write reads everything; it goes without --quick and --full");
     return asked;
@@ -51,7 +66,62 @@ int say(const store::Verdict& verdict, const std::string& path) {
     return verdict.damage.empty() ? kOk : kFailed;
 }
 
+// The model, its pack and other copies, against the pack's checksums (or those beside the model).
+int verify_bundle(const Asked& asked, const store::Bundle& bundle, io::Engine& engine) {
+    if (!bundle.note.empty()) std::printf("damaged: %s\n", bundle.note.c_str());
+    bool good = bundle.note.empty();
+    std::vector<store::Copy> others;
+    for (const std::string& path : asked.mirrors) {
+        auto copy = store::open_other(bundle, path, io::Access::direct);
+        if (!copy.ok()) return fail(copy.status(), kFailed);
+        others.push_back(std::move(*copy));
+    }
+    std::vector<const store::Copy*> copies;
+    if (!bundle.own.missing()) copies.push_back(&bundle.own);
+    if (bundle.packed) copies.push_back(&*bundle.packed);
+    for (const store::Copy& c : others) copies.push_back(&c);
+    for (const store::Copy* copy : copies) {
+        ProgressBar bar("verifying");
+        const auto verdict =
+            store::verify_copy(*bundle.reference, *copy, engine, asked.depth, [&](uint64_t done, uint64_t total) {
+                bar.show(done, total);
+                return true;
+            });
+        bar.clear();
+        if (!verdict.ok()) return fail(verdict.status(), kFailed);
+        size_t damaged = verdict->damage.size();
+        for (const Status& trouble : copy->trouble) {
+            if (trouble.ok()) continue;
+            std::printf("damaged: %s\n", trouble.message().c_str());
+            ++damaged;
+        }
+        for (size_t i = 0; i < verdict->damage.size() && i < kMostShown; ++i)
+            std::printf("damaged: %s\n", verdict->damage[i].what.c_str());
+        if (verdict->damage.size() > kMostShown) std::printf("... and %zu more\n", verdict->damage.size() - kMostShown);
+        std::printf("%s: %llu parts looked at (%s), %zu damaged%s\n", copy->name.c_str(),
+                    static_cast<unsigned long long>(verdict->parts), human_bytes(verdict->bytes).c_str(), damaged,
+                    copy->skeleton ? "; its experts are in the pack only" : "");
+        good = good && damaged == 0;
+    }
+    if (!bundle.complete()) {
+        std::printf("%s is not complete: sluice pack goes on with it\n", bundle.pack.c_str());
+        good = false;
+    }
+    if (!good) std::printf("next: sluice repair %s\n", asked.path.c_str());
+    return good ? kOk : kFailed;
+}
+
 int verify_model(const Asked& asked, io::Engine& engine) {
+    if (!asked.write) {
+        const auto bundle = store::find_bundle(asked.path, asked.pack, io::Access::direct);
+        if (bundle.ok() && (!bundle->pack.empty() || !asked.mirrors.empty()))
+            return verify_bundle(asked, *bundle, engine);
+        // Without a pack, the model itself says below what is wrong.
+        if (!bundle.ok() &&
+            (store::looks_like_manifest(asked.path) || std::filesystem::exists(asked.path + ".sluice") ||
+             !asked.pack.empty() || !asked.mirrors.empty()))
+            return fail(bundle.status(), kFailed);
+    }
     const auto index = model::GgufIndex::open(asked.path);
     if (!index.ok()) return fail(index.status(), kFailed);
     const auto geometry = model::derive_geometry(*index);

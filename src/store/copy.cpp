@@ -128,6 +128,10 @@ std::string Parts::place(const CopyMap& map, std::span<const std::string> paths,
     return out;
 }
 
+bool Copy::missing() const {
+    return std::all_of(files.begin(), files.end(), [](const auto& f) { return f == nullptr; });
+}
+
 Copy open_copy(std::string name, CopyMap map, std::vector<std::string> paths, io::Access access) {
     Copy copy;
     copy.name = std::move(name);
@@ -171,7 +175,7 @@ Result<CopyVerdict> verify_copy(const Reference& reference, const Copy& copy, io
     const Parts& parts = reference.parts;
     std::vector<PartId> wanted;
     uint64_t total = 0;
-    for (PartId p = reference.first(); p < parts.count(); ++p) {
+    for (PartId p = reference.first(); p < reference.last(); ++p) {
         if (p >= parts.first(1) && copy.skeleton) break;
         const Parts::At a = parts.at(p);
         if (depth == Depth::quick) {

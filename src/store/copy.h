@@ -86,7 +86,9 @@ struct Reference {
     Parts parts;
     std::vector<uint32_t> sums;  // CRC-32C by part
     bool knows_dense = false;    // the sums of dense blocks are there too
+    uint32_t done = 0;           // steps whose sums are known
     [[nodiscard]] PartId first() const { return knows_dense ? 0 : parts.first(1); }
+    [[nodiscard]] PartId last() const { return parts.first(done); }  // the one after
 };
 
 // A group of files, opened as far as they could be.
@@ -97,6 +99,8 @@ struct Copy {
     std::vector<std::unique_ptr<io::File>> files;  // nullptr: `trouble` says why
     std::vector<Status> trouble;
     bool skeleton = false;  // its experts were taken out
+    // None of its files could be opened.
+    [[nodiscard]] bool missing() const;
     [[nodiscard]] bool holds(const Parts& parts, PartId part) const {
         return (!skeleton || part < parts.first(1)) && !parts.pieces(map, part).empty();
     }

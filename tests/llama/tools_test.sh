@@ -82,7 +82,7 @@ check "sluice chat, one turn" "$sluice" chat -m "$model" -p "In the" -n 4 -st --
 
 # --- the program's own words
 check "sluice --version" grep -qF "llama.cpp v0.5.0" <("$sluice" --version)
-for command in run chat serve bench perplexity inspect doctor; do
+for command in run chat serve bench perplexity inspect doctor verify pack unpack repair; do
     "$sluice" $command --help >"$work/help" 2>&1 </dev/null || { echo "FAILED  sluice $command --help"; failures=$((failures + 1)); }
     check "sluice $command --help tells its usage" grep -qF "usage: sluice $command" "$work/help"
 done
@@ -154,6 +154,51 @@ check "checksums are made" "$sluice" verify --write "$work/sums.gguf"
 check "nothing is damaged" "$sluice" verify "$work/sums.gguf"
 check "nor in a sample" "$sluice" verify --quick "$work/sums.gguf"
 fails_saying "no model to verify" 2 "which model" "$sluice" verify
+
+# --- packs
+cp "$model" "$work/pack.gguf"
+pack=$work/pack.gguf
+fails_saying "no model to pack" 2 "which model" "$sluice" pack
+fails_saying "a layout that is none" 2 "neither layer nor component" "$sluice" pack "$pack" --layout spiral
+fails_saying "a file too small for a layer" 2 "more than a file may have" "$sluice" pack "$pack" --split 100K
+fails_saying "a model is not emptied without being told" 2 "--yes" "$sluice" pack --reclaim "$pack"
+fails_saying "nothing to unpack" 1 "No such file" "$sluice" unpack "$pack"
+check "a pack is made" "$sluice" pack "$pack" --split 12M
+cp "$work/out" "$work/packing"
+check "it tells what is next" grep -q "next: sluice verify" "$work/packing"
+check "and is complete" "$sluice" pack "$pack"
+check "nothing of it is damaged" "$sluice" verify "$pack"
+check "by its own name too" "$sluice" verify --quick "$pack.sluice"
+"$sluice" run -m "$pack" -p "In the beginning" -n 24 --temp 0 -c 256 -t 2 --no-display-prompt </dev/null >"$work/packed.txt" 2>"$work/packed.log"
+same "the same text from a pack" "$work/run.txt" "$work/packed.txt"
+check "experts were read from it" grep -qF "experts are read from $pack.sluice" "$work/packed.log"
+"$sluice" run -m "$pack" -p "In the beginning" -n 24 --temp 0 -c 256 -t 2 --no-display-prompt --store gguf </dev/null >"$work/own.txt" 2>"$work/own.log"
+same "and beside it" "$work/run.txt" "$work/own.txt"
+check "not from it" bash -c '! grep -q "experts are read from" "$0"' "$work/own.log"
+check "inspect names it" grep -qF "$pack.sluice" <("$sluice" inspect "$pack")
+printf 'x' | dd of="$pack.sluice.1" bs=1 seek=9000 conv=notrunc 2>/dev/null
+fails_saying "a damaged pack" 1 "damaged: dense bytes, block 0" "$sluice" verify "$pack"
+check "it is mended" "$sluice" repair "$pack"
+check "and whole" "$sluice" verify "$pack" --mirror "$model"
+mkdir "$work/back"
+check "the model comes back" "$sluice" unpack "$pack.sluice" --out "$work/back"
+same "byte for byte" "$model" "$work/back/pack.gguf"
+if "$sluice" pack --reclaim --yes "$pack" >"$work/packing" 2>&1; then
+    check "its room is given back" bash -c '[ $(stat -c %b "$0") -lt $(($(stat -c %b "$1") / 2)) ]' "$pack" "$model"
+    check "a note says so" grep -q "sluice unpack --in-place" "$pack.reclaimed"
+    "$sluice" run -m "$pack" -p "In the beginning" -n 24 --temp 0 -c 256 -t 2 --no-display-prompt </dev/null >"$work/skeleton.txt" 2>/dev/null
+    same "the same text from a reclaimed model" "$work/run.txt" "$work/skeleton.txt"
+    fails_saying "it is not run without its pack" 1 "taken out" "$sluice" run -m "$pack" -p x --store gguf
+    mv "$pack.sluice" "$work/away.sluice"
+    fails_saying "nor with the pack gone" 1 "holes where its experts should be" "$sluice" run -m "$pack" -p x
+    mv "$work/away.sluice" "$pack.sluice"
+    check "it is whole where it is there" "$sluice" verify "$pack"
+    check "its experts come back" "$sluice" unpack --in-place "$pack"
+    same "to the last byte" "$model" "$pack"
+    check "the note is gone" test ! -e "$pack.reclaimed"
+else
+    check "a file system that gives nothing back is named" grep -q "cannot give back" "$work/packing"
+fi
 
 # --- the report of a run
 "$sluice" run -m "$model" -p "In the beginning" -n 24 --temp 0 -c 256 -t 2 --record "$work/run.jsonl" </dev/null >/dev/null 2>&1

@@ -74,8 +74,8 @@ class PackTest : public ::testing::Test {
         const auto map = map_pack(*parts, read->manifest.shape);
         const Copy copy = open_pack_copy(pack, read->manifest, *map, access);
         for (const Status& s : copy.trouble) EXPECT_TRUE(s.ok()) << s.message();
-        const auto verdict =
-            verify_copy({std::move(*parts), read->manifest.sums, true}, copy, *engine_, Depth::full, {});
+        const auto verdict = verify_copy({std::move(*parts), read->manifest.sums, true, read->manifest.done}, copy,
+                                         *engine_, Depth::full, {});
         EXPECT_TRUE(verdict.ok());
         (void)m;
         return verdict->damage.size();

@@ -1,0 +1,367 @@
+#include "store/mend.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "base/bytes.h"
+#include "store/manifest_file.h"
+
+namespace sluice::store {
+namespace {
+
+bool exists(const std::string& path) {
+    struct stat st {};
+    return ::lstat(path.c_str(), &st) == 0;
+}
+
+uint64_t size_of(const std::string& path) {
+    struct stat st {};
+    return ::stat(path.c_str(), &st) == 0 ? static_cast<uint64_t>(st.st_size) : 0;
+}
+
+Status stopped_unless(const Progress& progress, uint64_t done, uint64_t total) {
+    return progress && !progress(done, total) ? error(Code::cancelled, "stopped") : Status();
+}
+
+// The files of a copy, open for writing as they are needed.
+class Writers {
+  public:
+    Writers(Files& files, std::vector<std::string> paths) : files_(files), paths_(std::move(paths)) {
+        out_.resize(paths_.size());
+    }
+    Result<OutputFile*> open(uint32_t file) {
+        if (!out_[file]) {
+            auto out = OutputFile::open(files_, paths_[file], O_RDWR | O_CREAT);
+            if (!out.ok()) return out.status();
+            out_[file].emplace(std::move(*out));
+        }
+        return &*out_[file];
+    }
+    Status write(const Parts& parts, const CopyMap& map, PartId part, std::span<const std::byte> bytes) {
+        for (const Piece& p : parts.pieces(map, part)) {
+            auto out = open(p.file);
+            if (!out.ok()) return out.status();
+            if (Status s = (*out)->write(bytes.first(p.bytes), p.offset); !s.ok()) return s;
+            bytes = bytes.subspan(p.bytes);
+        }
+        return {};
+    }
+    Status sync() {
+        for (auto& out : out_) {
+            if (!out) continue;
+            if (Status s = out->sync(); !s.ok()) return s;
+        }
+        return {};
+    }
+
+  private:
+    Files& files_;
+    std::vector<std::string> paths_;
+    std::vector<std::optional<OutputFile>> out_;
+};
+
+// The part, from the first of these copies that has it.
+Result<std::span<const std::byte>> from_any(PartReader& reader, const Reference& reference,
+                                            std::span<const Copy* const> copies, PartId part) {
+    Status why = error(Code::not_found, "no other copy keeps {}", reference.parts.name(part));
+    for (const Copy* c : copies) {
+        if (!c->holds(reference.parts, part)) continue;
+        auto bytes = reader.read_checked(*c, reference.parts, part, reference.sums[part]);
+        if (bytes.ok()) return bytes;
+        why = bytes.status();
+    }
+    return why;
+}
+
+std::string to_fetch(const Reference& reference, PartId part) {
+    std::string out;
+    for (const Piece& p : reference.parts.pieces(reference.parts.gguf(), part)) {
+        out += fmt::format("{}bytes {}-{} of {}", out.empty() ? "" : " and ", p.offset, p.offset + p.bytes - 1,
+                           reference.parts.source().files[p.file].name);
+    }
+    return out;
+}
+
+class Repair {
+  public:
+    Repair(Files& files, Bundle bundle, io::Engine& engine, const RepairJob& job)
+        : files_(files), b_(std::move(bundle)), engine_(engine), reader_(engine), job_(job) {}
+
+    Result<Repaired> run() {
+        std::optional<ManifestFile> manifest;
+        if (b_.manifest) {
+            if (!b_.complete()) {
+                return error(Code::unsupported, "{} is not complete: finish it with sluice pack, or remove it",
+                             b_.pack);
+            }
+            auto locked = ManifestFile::open(files_, b_.pack, false);
+            if (!locked.ok()) return locked.status();
+            manifest.emplace(std::move(*locked));
+        }
+        for (const std::string& path : job_.from) {
+            auto copy = open_other(b_, path, job_.access);
+            if (!copy.ok()) return copy.status().within("--from " + path);
+            others_.push_back(std::move(*copy));
+        }
+        // A model that is not there at all is not made anew: that is what unpack is for.
+        if (!b_.own.missing()) {
+            if (Status s = mend(b_.own, false); !s.ok()) return s;
+        }
+        if (b_.packed) {
+            if (Status s = mend(*b_.packed, true); !s.ok()) return s;
+        }
+        if (!b_.note.empty()) {
+            if (Status s = manifest->commit_both(*b_.manifest); !s.ok()) return s;
+            out_.mended.push_back(b_.pack + ": both slots of the manifest");
+        }
+        return out_;
+    }
+
+  private:
+    Status mend(Copy& target, bool is_pack) {
+        const Reference& reference = *b_.reference;
+        const auto verdict = verify_copy(reference, target, engine_, Depth::full, job_.progress);
+        if (!verdict.ok()) return verdict.status();
+        out_.looked_at += verdict->parts;
+        constexpr uint64_t kFew = 16;
+        if (!is_pack && !job_.sure && verdict->damage.size() > kFew && verdict->damage.size() > verdict->parts / 4) {
+            return error(Code::unsupported,
+                         "{} of {} parts of {} are not what the checksums say: it may be another model. With --yes it "
+                         "is made the one that {} describes",
+                         verdict->damage.size(), verdict->parts, target.name,
+                         b_.pack.empty() ? "its file of checksums" : b_.pack);
+        }
+        Writers writers(files_, target.paths);
+        if (Status s = mend_frames(target, writers, is_pack); !s.ok()) return s;
+        std::vector<const Copy*> helpers{is_pack ? &b_.own : b_.packed ? &*b_.packed : nullptr};
+        for (const Copy& c : others_) helpers.push_back(&c);
+        std::erase(helpers, nullptr);
+        std::vector<PartId> written;
+        uint64_t done = 0;
+        for (const PartDamage& d : verdict->damage) {
+            if (Status s = stopped_unless(job_.progress, done++, verdict->damage.size()); !s.ok()) return s;
+            const auto bytes = from_any(reader_, reference, helpers, d.part);
+            if (!bytes.ok()) {
+                out_.lost.push_back(d.what + "; to fetch: " + to_fetch(reference, d.part));
+                continue;
+            }
+            if (Status s = writers.write(reference.parts, target.map, d.part, *bytes); !s.ok()) return s;
+            written.push_back(d.part);
+        }
+        if (Status s = writers.sync(); !s.ok()) return s;
+        if (written.empty()) return {};
+        const Copy again = open_copy(target.name, target.map, target.paths, job_.access);
+        for (const PartId p : written) {
+            const auto bytes = reader_.read_checked(again, reference.parts, p, reference.sums[p]);
+            if (!bytes.ok()) return bytes.status().within("what was written cannot be read back");
+            out_.mended.push_back(reference.parts.name(p) + ": " + reference.parts.place(target.map, target.paths, p));
+        }
+        // It helps the next one.
+        const bool skeleton = target.skeleton;
+        target = open_copy(target.name, target.map, target.paths, job_.access);
+        target.skeleton = skeleton;
+        return {};
+    }
+
+    // Sizes, and the first bytes of a pack's data files.
+    Status mend_frames(const Copy& target, Writers& writers, bool is_pack) {
+        for (uint32_t f = 0; f < target.paths.size(); ++f) {
+            const std::string& path = target.paths[f];
+            const uint64_t wanted = target.map.file_bytes[f];
+            const uint64_t size = size_of(path);
+            if (size > wanted && !is_pack) {
+                return error(Code::unsupported, "{} has {} bytes, more than the {} that it should: it is another file",
+                             path, size, wanted);
+            }
+            if (size == wanted && (!is_pack || target.trouble[f].ok())) continue;
+            auto out = writers.open(f);
+            if (!out.ok()) return out.status();
+            if (size != wanted) {
+                if (Status s = (*out)->resize(wanted); !s.ok()) return s;
+            }
+            if (is_pack) {
+                const std::string header = data_header(*b_.manifest, *b_.map, f);
+                if (Status s = (*out)->write(std::as_bytes(std::span(header.data(), header.size())), 0); !s.ok())
+                    return s;
+            }
+            out_.mended.push_back(path + ": its size and its beginning");
+            if (const int e = files_.sync_directory(path); e != 0)
+                return error(Code::io_error, "cannot make {} durable: {}", path, std::strerror(e));
+        }
+        return {};
+    }
+
+    Files& files_;
+    Bundle b_;
+    io::Engine& engine_;
+    PartReader reader_;
+    const RepairJob& job_;
+    std::vector<Copy> others_;
+    Repaired out_;
+};
+
+}  // namespace
+
+Result<Repaired> repair(Files& files, Bundle bundle, io::Engine& engine, const RepairJob& job) {
+    return Repair(files, std::move(bundle), engine, job).run();
+}
+
+Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::string& directory, io::Engine& engine,
+                             io::Access access, const Progress& progress) {
+    if (!bundle.packed) return error(Code::not_found, "there is no pack of {}", bundle.gguf);
+    if (!bundle.complete())
+        return error(Code::unsupported, "{} is not complete; sluice unpack --in-place undoes what was begun",
+                     bundle.pack);
+    const Reference& reference = *bundle.reference;
+    const Parts& parts = reference.parts;
+    std::vector<std::string> names, now;
+    std::vector<bool> there;
+    uint64_t need = 0;
+    for (const SourceFile& f : parts.source().files) {
+        names.push_back((std::filesystem::path(directory) / f.name).string());
+        there.push_back(exists(names.back()));
+        now.push_back(there.back() ? names.back() : names.back() + ".partial");
+        if (!there.back()) need += f.size;
+    }
+    uint64_t free = 0;
+    if (const int e = files.free_bytes(names[0], free); e != 0)
+        return error(Code::io_error, "cannot look at the drive of {}: {}", directory, std::strerror(e));
+    if (need > free)
+        return error(Code::io_error, "{} has {} free, and the model needs {}", directory, human_bytes(free),
+                     human_bytes(need));
+    Unpacked done{.paths = names, .bytes = 0};
+    std::vector<std::optional<OutputFile>> out(names.size());
+    for (size_t f = 0; f < names.size(); ++f) {
+        if (there[f]) continue;
+        auto file = OutputFile::open(files, now[f], O_RDWR | O_CREAT);
+        if (!file.ok()) return file.status();
+        if (Status s = file->lock(); !s.ok()) return s;
+        // What an interrupted call left is not relied upon.
+        if (Status s = file->resize(0); !s.ok()) return s;
+        if (Status s = file->allocate(0, std::max<uint64_t>(parts.source().files[f].size, 1)); !s.ok()) return s;
+        if (Status s = file->resize(parts.source().files[f].size); !s.ok()) return s;
+        out[f].emplace(std::move(*file));
+    }
+    uint64_t total = 0;
+    for (uint32_t s = 0; s < parts.n_steps(); ++s) total += 2 * parts.step_bytes(s);
+    uint64_t so_far = 0;
+    PartReader reader(engine);
+    const std::vector<const Copy*> helpers{&*bundle.packed, &bundle.own};
+    for (PartId p = 0; p < parts.count(); ++p) {
+        const std::vector<Piece> pieces = parts.pieces(parts.gguf(), p);
+        if (std::any_of(pieces.begin(), pieces.end(), [&](const Piece& x) { return !there[x.file]; })) {
+            const auto bytes = from_any(reader, reference, helpers, p);
+            if (!bytes.ok()) return bytes.status();
+            uint64_t at = 0;
+            for (const Piece& x : pieces) {
+                if (!there[x.file]) {
+                    if (Status s = out[x.file]->write(bytes->subspan(at, x.bytes), x.offset); !s.ok()) return s;
+                    done.bytes += x.bytes;
+                }
+                at += x.bytes;
+            }
+        }
+        so_far += parts.bytes(p);
+        if (Status s = stopped_unless(progress, so_far, total); !s.ok()) return s;
+    }
+    for (auto& file : out) {
+        if (!file) continue;
+        if (Status s = file->sync(); !s.ok()) return s;
+    }
+    const Copy made = open_copy(directory, parts.gguf(), now, access);
+    for (PartId p = 0; p < parts.count(); ++p) {
+        const auto bytes = reader.read_checked(made, parts, p, reference.sums[p]);
+        if (!bytes.ok()) {
+            const std::vector<Piece> pieces = parts.pieces(parts.gguf(), p);
+            for (const Piece& x : pieces) {
+                if (there[x.file])
+                    return error(Code::invalid_argument,
+                                 "{} is there already and is not what the pack gives ({}); move it away, or unpack "
+                                 "--in-place if its experts were reclaimed",
+                                 names[x.file], bytes.status().message());
+            }
+            return bytes.status().within("what was written cannot be read back");
+        }
+        so_far += parts.bytes(p);
+        if (Status s = stopped_unless(progress, so_far, total); !s.ok()) return s;
+    }
+    for (size_t f = 0; f < names.size(); ++f) {
+        if (there[f]) continue;
+        const int e = files.rename(now[f], names[f]);
+        const int d = e == 0 ? files.sync_directory(names[f]) : 0;
+        if (e != 0 || d != 0)
+            return error(Code::io_error, "cannot rename {}: {}", now[f], std::strerror(e != 0 ? e : d));
+    }
+    return done;
+}
+
+Result<Unpacked> unpack_in_place(Files& files, Bundle bundle, io::Engine& engine, io::Access access,
+                                 const Progress& progress) {
+    if (!bundle.packed) return error(Code::not_found, "there is no pack of {}", bundle.gguf);
+    auto manifest = ManifestFile::open(files, bundle.manifest_path, false);
+    if (!manifest.ok()) return manifest.status();
+    const Reference& reference = *bundle.reference;
+    const Parts& parts = reference.parts;
+    for (size_t f = 0; f < bundle.own.paths.size(); ++f) {
+        if (!bundle.own.trouble[f].ok()) return bundle.own.trouble[f];
+        if (size_of(bundle.own.paths[f]) != parts.source().files[f].size)
+            return error(Code::unsupported, "{} has another size than the model that was packed", bundle.own.paths[f]);
+    }
+    bundle.own.skeleton = false;  // we want to know
+    uint64_t total = 0;
+    for (PartId p = 0; p < reference.last(); ++p) total += parts.bytes(p);
+    uint64_t before = 0;
+    const auto shifted = [&](uint64_t done, uint64_t) { return !progress || progress(before + done, 3 * total); };
+    const auto missing = verify_copy(reference, bundle.own, engine, Depth::full, shifted);
+    if (!missing.ok()) return missing.status();
+    // What is no expert is not the pack's to decide: another model may have taken the place of ours.
+    uint64_t need = 0;
+    for (const PartDamage& d : missing->damage) {
+        if (d.part < parts.first(1))
+            return error(Code::unsupported, "{}: it is damaged, or another model than was packed; sluice repair {}",
+                         d.what, bundle.gguf);
+        need += parts.bytes(d.part);
+    }
+    uint64_t free = 0;
+    if (const int e = files.free_bytes(bundle.gguf, free); e != 0)
+        return error(Code::io_error, "cannot look at the drive of {}: {}", bundle.gguf, std::strerror(e));
+    if (need > free)
+        return error(Code::io_error, "the drive of {} has {} free, and the experts need {}", bundle.gguf,
+                     human_bytes(free), human_bytes(need));
+    Unpacked done{.paths = bundle.own.paths, .bytes = 0};
+    Writers writers(files, bundle.own.paths);
+    PartReader reader(engine);
+    const std::vector<const Copy*> helpers{&*bundle.packed};
+    for (const PartDamage& d : missing->damage) {
+        const auto bytes = from_any(reader, reference, helpers, d.part);
+        if (!bytes.ok()) return bytes.status();
+        if (Status s = writers.write(parts, parts.gguf(), d.part, *bytes); !s.ok()) return s;
+        done.bytes += bytes->size();
+        if (Status s = stopped_unless(progress, total + done.bytes, 3 * total); !s.ok()) return s;
+    }
+    if (Status s = writers.sync(); !s.ok()) return s;
+    before = 2 * total;
+    const Copy again = open_copy(bundle.gguf, parts.gguf(), bundle.own.paths, access);
+    const auto whole = verify_copy(reference, again, engine, Depth::full, shifted);
+    if (!whole.ok()) return whole.status();
+    if (!whole->damage.empty())
+        return error(Code::io_error, "what was written cannot be read back: {}", whole->damage[0].what);
+    if (bundle.manifest->reclaimed) {
+        bundle.manifest->reclaimed = false;
+        if (Status s = manifest->commit_both(*bundle.manifest); !s.ok()) return s;
+    }
+    for (const std::string& path : bundle.own.paths) {
+        const std::string guard = guard_path(path);
+        if (!exists(guard)) continue;
+        if (const int e = files.remove(guard); e != 0)
+            return error(Code::io_error, "cannot remove {}: {}", guard, std::strerror(e));
+    }
+    return done;
+}
+
+}  // namespace sluice::store

@@ -1,0 +1,336 @@
+// verify, repair and unpack over a model, its pack and copies of both.
+#include "store/mend.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+
+#include <climits>
+#include <filesystem>
+
+#include "base/log.h"
+#include "store/pack_build.h"
+#include "store/sums.h"
+#include "tests/store/support.h"
+
+namespace sluice::store {
+namespace {
+
+using model::testing::TempDir;
+using testing::FaultyFiles;
+using testing::flip_byte;
+using testing::PowerLoss;
+using testing::read_file;
+using testing::TestModel;
+using testing::write_file;
+
+constexpr io::Access kBuffered = io::Access::buffered;
+
+class MendTest : public ::testing::Test {
+  protected:
+    MendTest() {
+        set_log_sink([](LogLevel, const std::string&) {});
+        engine_ = std::move(io::make_engine({.kind = io::EngineKind::pread, .lanes = 2})->engine);
+    }
+    ~MendTest() override { set_log_sink(nullptr); }
+
+    std::string pack(const TestModel& m, bool reclaim = false, uint64_t split = 0) {
+        FaultyFiles fast(INT_MAX, 0, false);
+        PackJob job{.reclaim = reclaim, .access = kBuffered};
+        if (split != 0) job.split = split;
+        const auto done = make_pack(fast, m.index, m.geometry, *engine_, job);
+        EXPECT_TRUE(done.ok()) << done.status().message();
+        return m.paths[0] + ".sluice";
+    }
+    static Bundle bundle(const std::string& path) {
+        auto b = find_bundle(path, "", kBuffered);
+        EXPECT_TRUE(b.ok()) << b.status().message();
+        return std::move(*b);
+    }
+    std::vector<PartDamage> damage(const Bundle& b, const Copy& copy) {
+        auto v = verify_copy(*b.reference, copy, *engine_, Depth::full, {});
+        EXPECT_TRUE(v.ok());
+        return std::move(v->damage);
+    }
+    Result<Repaired> mend(const std::string& path, RepairJob job = {}, Files& files = Files::system()) {
+        job.access = kBuffered;
+        return repair(files, bundle(path), *engine_, job);
+    }
+
+    TempDir dir_;
+    std::unique_ptr<io::Engine> engine_;
+};
+
+// In both holders, every part in turn: found, named with its place, and mended from the other.
+TEST_F(MendTest, AFlippedBitInAnyPartIsFoundNamedAndMended) {
+    const TestModel m(dir_, 2);
+    const std::string path = pack(m, false, 300'000);
+    const std::string data = read_file(data_path(path, 0)) + read_file(data_path(path, 1));
+    const Bundle whole = bundle(path);
+    EXPECT_TRUE(damage(whole, whole.own).empty());
+    EXPECT_TRUE(damage(whole, *whole.packed).empty());
+    const Parts& parts = whole.reference->parts;
+    for (const bool in_pack : {true, false}) {
+        for (PartId p = 0; p < parts.count(); ++p) {
+            const Copy& copy = in_pack ? *whole.packed : whole.own;
+            // Not the model's header: then nobody could ask for it by its name.
+            const Piece at = parts.pieces(copy.map, p).back();
+            flip_byte(copy.paths[at.file], at.offset + (p * 131) % at.bytes / 2 + at.bytes / 2);
+            const auto found = damage(whole, copy);
+            ASSERT_EQ(found.size(), 1U) << parts.name(p);
+            EXPECT_EQ(found[0].part, p);
+            EXPECT_NE(found[0].what.find(parts.name(p)), std::string::npos) << found[0].what;
+            EXPECT_NE(found[0].what.find(fmt::format("{} bytes at {} of {}", at.bytes, at.offset, copy.paths[at.file])),
+                      std::string::npos)
+                << found[0].what;
+            FaultyFiles fast(INT_MAX, 0, false);
+            const auto done = mend(p % 2 == 0 ? path : m.paths[0], {}, fast);
+            ASSERT_TRUE(done.ok()) << done.status().message();
+            EXPECT_EQ(done->mended.size(), 1U);
+            EXPECT_TRUE(done->lost.empty());
+        }
+    }
+    EXPECT_TRUE(m.whole());
+    EXPECT_EQ(read_file(data_path(path, 0)) + read_file(data_path(path, 1)), data);
+}
+
+TEST_F(MendTest, WhatIsCutOffOrGoneComesBack) {
+    const TestModel m(dir_);
+    const std::string path = pack(m, false, 300'000);
+    const std::string first = read_file(data_path(path, 0)), second = read_file(data_path(path, 1));
+    const std::string manifest = read_file(path);
+    std::filesystem::resize_file(data_path(path, 0), 5000);
+    std::filesystem::remove(data_path(path, 1));
+    flip_byte(path, 77);
+    const auto done = mend(m.paths[0]);
+    ASSERT_TRUE(done.ok()) << done.status().message();
+    EXPECT_EQ(read_file(data_path(path, 0)), first);
+    EXPECT_EQ(read_file(data_path(path, 1)), second);
+    EXPECT_TRUE(bundle(path).note.empty());
+    // The end of the model.
+    std::filesystem::resize_file(m.paths[0], m.contents[0].size() - 9000);
+    ASSERT_TRUE(mend(path).ok());
+    EXPECT_TRUE(m.whole());
+    // Its header: the pack still knows it.
+    flip_byte(m.paths[0], 1);
+    EXPECT_FALSE(model::GgufIndex::open(m.paths[0]).ok());
+    ASSERT_TRUE(mend(m.paths[0]).ok());
+    EXPECT_TRUE(m.whole());
+}
+
+TEST_F(MendTest, WhatNobodyHasIsSaidWithTheBytesToFetch) {
+    const TestModel m(dir_, 2);
+    const TempDir other;
+    const TestModel copy(other, 2);
+    const std::string path = pack(m, true);
+    const Bundle b = bundle(m.paths[0]);
+    EXPECT_TRUE(b.own.skeleton);
+    const Parts& parts = b.reference->parts;
+    const PartId p = parts.first(2) + 1;
+    const Piece at = parts.pieces(b.packed->map, p).front();
+    flip_byte(b.packed->paths[at.file], at.offset);
+    const auto lost = mend(m.paths[0]);
+    ASSERT_TRUE(lost.ok()) << lost.status().message();
+    ASSERT_EQ(lost->lost.size(), 1U);
+    const Piece source = parts.pieces(parts.gguf(), p).front();
+    EXPECT_NE(lost->lost[0].find(fmt::format("bytes {}-{} of {}", source.offset, source.offset + source.bytes - 1,
+                                             parts.source().files[source.file].name)),
+              std::string::npos)
+        << lost->lost[0];
+    // A copy that is damaged elsewhere, so much that its digest is another, still has it.
+    flip_byte(copy.paths[0], copy.index.files()[0].data_offset + 1);
+    const auto found = mend(m.paths[0], {.from = {copy.paths[0]}});
+    ASSERT_TRUE(found.ok()) << found.status().message();
+    EXPECT_EQ(found->mended.size(), 1U);
+    EXPECT_TRUE(damage(b, *bundle(path).packed).empty());
+    EXPECT_FALSE(mend(m.paths[0], {.from = {dir_ / "none.gguf"}}).ok());
+}
+
+TEST_F(MendTest, ChecksumsAloneAreEnoughToMendAModelFromACopy) {
+    const TestModel m(dir_);
+    const TempDir other;
+    const TestModel copy(other);
+    const auto store = RecordStore::open(m.index, m.geometry, {.access = kBuffered}, nullptr);
+    ASSERT_TRUE(
+        save_sums(Files::system(), m.index, {*describe(m.index, m.geometry), *compute_sums(*store, *engine_, {})})
+            .ok());
+    const auto& t = m.geometry.sets[0].tensors[1];
+    flip_byte(m.paths[0], t.offset + 17);
+    EXPECT_EQ(mend(m.paths[0])->lost.size(), 1U);
+    const auto done = mend(m.paths[0], {.from = {copy.paths[0]}});
+    ASSERT_TRUE(done.ok()) << done.status().message();
+    EXPECT_EQ(done->mended.size(), 1U);
+    EXPECT_TRUE(m.whole());
+}
+
+// A new model under the old name is not turned back into the old one.
+TEST_F(MendTest, AnotherModelIsNotMended) {
+    const TestModel m(dir_);
+    const std::string path = pack(m);
+    const TempDir other;
+    const TestModel different(other, 1, 2);
+    write_file(m.paths[0], different.contents[0]);
+    const auto refused = mend(m.paths[0]);
+    ASSERT_FALSE(refused.ok());
+    EXPECT_NE(refused.status().message().find("another model"), std::string::npos) << refused.status().message();
+    EXPECT_EQ(read_file(m.paths[0]), different.contents[0]);
+    ASSERT_TRUE(mend(m.paths[0], {.sure = true}).ok());
+    EXPECT_TRUE(m.whole());
+}
+
+TEST_F(MendTest, WhateverFailsRepairMakesNothingWorse) {
+    const TestModel m(dir_);
+    const std::string path = pack(m);
+    const std::string data = read_file(data_path(path, 0));
+    const Bundle whole = bundle(path);
+    const Parts& parts = whole.reference->parts;
+    const auto harm = [&] {
+        m.restore();
+        write_file(data_path(path, 0), data);
+        for (PartId p = 0; p < parts.count(); p += 5) {
+            const Piece at = parts.pieces(whole.packed->map, p).front();
+            flip_byte(data_path(path, 0), at.offset + 1);
+        }
+        const Piece at = parts.pieces(parts.gguf(), parts.first(2) + 1).front();
+        flip_byte(m.paths[0], at.offset + 1);
+        flip_byte(data_path(path, 0), 3);
+    };
+    for (const bool power : {true, false}) {
+        for (int at = 0;; ++at) {
+            harm();
+            FaultyFiles full(at, ENOSPC, false);
+            PowerLoss loss(at);
+            const auto first = mend(path, {}, power ? static_cast<Files&>(loss) : full);
+            if (power) loss.lose();
+            FaultyFiles fast(INT_MAX, 0, false);
+            const auto second = mend(path, {}, fast);
+            ASSERT_TRUE(second.ok()) << at << ": " << second.status().message();
+            EXPECT_TRUE(second->lost.empty()) << at;
+            ASSERT_TRUE(m.whole()) << at;
+            ASSERT_EQ(read_file(data_path(path, 0)), data) << at;
+            if (first.ok()) {
+                EXPECT_GT(at, 10);
+                break;
+            }
+        }
+    }
+}
+
+// --- unpack
+
+TEST_F(MendTest, UnpackGivesEveryFileBackByteForByte) {
+    for (const int shards : {1, 2, 5}) {
+        const TempDir dir, to;
+        const TestModel m(dir, shards);
+        const std::string path = pack(m, false, 300'000);
+        for (const std::string& p : m.paths) std::filesystem::remove(p);
+        // From the pack alone.
+        const auto done = unpack_into(Files::system(), bundle(path), to / "", *engine_, kBuffered, {});
+        ASSERT_TRUE(done.ok()) << done.status().message();
+        ASSERT_EQ(done->paths.size(), m.paths.size());
+        for (size_t i = 0; i < m.paths.size(); ++i) EXPECT_EQ(read_file(done->paths[i]), m.contents[i]);
+        // Once more is only a comparison.
+        const auto again = unpack_into(Files::system(), bundle(path), to / "", *engine_, kBuffered, {});
+        ASSERT_TRUE(again.ok()) << again.status().message();
+        EXPECT_EQ(again->bytes, 0U);
+        // What is there is not overwritten.
+        flip_byte(done->paths[0], 200);
+        const auto refused = unpack_into(Files::system(), bundle(path), to / "", *engine_, kBuffered, {});
+        ASSERT_FALSE(refused.ok());
+        EXPECT_NE(refused.status().message().find("is there already"), std::string::npos) << refused.status().message();
+    }
+}
+
+TEST_F(MendTest, UnpackInPlaceFillsASkeleton) {
+    for (const int shards : {1, 5}) {
+        const TempDir dir;
+        const TestModel m(dir, shards);
+        const std::string path = pack(m, true);
+        ASSERT_FALSE(m.whole());
+        const auto done = unpack_in_place(Files::system(), bundle(m.paths[0]), *engine_, kBuffered, {});
+        ASSERT_TRUE(done.ok()) << done.status().message();
+        EXPECT_TRUE(m.whole());
+        for (const std::string& p : m.paths) EXPECT_FALSE(std::filesystem::exists(guard_path(p)));
+        EXPECT_FALSE(is_skeleton(m.index, m.geometry));
+        const auto s = RecordStore::open(m.index, m.geometry, {.access = kBuffered}, nullptr);
+        ASSERT_TRUE(s.ok()) << s.status().message();
+        EXPECT_EQ(s->n_holders(), 2U);
+        // And it can be taken out again.
+        pack(m, true);
+        EXPECT_TRUE(is_skeleton(m.index, m.geometry));
+    }
+}
+
+TEST_F(MendTest, AReclaimThatWasInterruptedCanBeUndone) {
+    const TestModel m(dir_, 2);
+    for (int stop = 20; stop < 150; stop += 25) {
+        int n = 0;
+        PackJob job{.reclaim = true, .access = kBuffered};
+        job.progress = [&](uint64_t, uint64_t) { return ++n != stop; };
+        FaultyFiles fast(INT_MAX, 0, false);
+        if (make_pack(fast, m.index, m.geometry, *engine_, job).ok()) break;
+        const auto done = unpack_in_place(fast, bundle(m.paths[0]), *engine_, kBuffered, {});
+        ASSERT_TRUE(done.ok()) << done.status().message();
+        EXPECT_TRUE(m.whole());
+        EXPECT_TRUE(RecordStore::open(m.index, m.geometry, {.access = kBuffered}, nullptr).ok());
+    }
+    // Nor is there a way from an incomplete pack to new files.
+    const TempDir other;
+    const TestModel half(other);
+    int n = 0;
+    PackJob job{.access = kBuffered};
+    job.progress = [&](uint64_t, uint64_t) { return ++n != 20; };
+    EXPECT_FALSE(make_pack(Files::system(), half.index, half.geometry, *engine_, job).ok());
+    const TempDir to;
+    EXPECT_FALSE(unpack_into(Files::system(), bundle(half.paths[0]), to / "", *engine_, kBuffered, {}).ok());
+    EXPECT_FALSE(mend(half.paths[0]).ok());
+}
+
+TEST_F(MendTest, WhateverFailsUnpackFinishesLater) {
+    const TestModel m(dir_, 2);
+    const std::string path = pack(m);
+    const auto unpack = [&](const std::string& to, Files& files) {
+        return unpack_into(files, bundle(path), to, *engine_, kBuffered, {});
+    };
+    for (const bool power : {true, false}) {
+        for (int at = 0;; ++at) {
+            const TempDir to;
+            FaultyFiles full(at, ENOSPC, false);
+            PowerLoss loss(at);
+            const auto first = unpack(to / "", power ? static_cast<Files&>(loss) : full);
+            if (power) loss.lose();
+            EXPECT_EQ(loss.early(), 0);
+            FaultyFiles fast(INT_MAX, 0, false);
+            const auto second = unpack(to / "", fast);
+            ASSERT_TRUE(second.ok()) << at << ": " << second.status().message();
+            for (size_t i = 0; i < m.paths.size(); ++i) ASSERT_EQ(read_file(second->paths[i]), m.contents[i]) << at;
+            if (first.ok()) break;
+        }
+    }
+    EXPECT_TRUE(m.whole());
+}
+
+TEST_F(MendTest, WhateverFailsFillingASkeletonFinishesLater) {
+    for (const bool power : {true, false}) {
+        for (int at = 0;; ++at) {
+            const TempDir dir;
+            const TestModel m(dir);
+            pack(m, true);
+            FaultyFiles full(at, ENOSPC, false);
+            PowerLoss loss(at);
+            const auto first =
+                unpack_in_place(power ? static_cast<Files&>(loss) : full, bundle(m.paths[0]), *engine_, kBuffered, {});
+            if (power) loss.lose();
+            const auto between = RecordStore::open(m.index, m.geometry, {.access = kBuffered}, nullptr);
+            EXPECT_TRUE(between.ok()) << between.status().message();
+            FaultyFiles fast(INT_MAX, 0, false);
+            const auto second = unpack_in_place(fast, bundle(m.paths[0]), *engine_, kBuffered, {});
+            ASSERT_TRUE(second.ok()) << at << ": " << second.status().message();
+            ASSERT_TRUE(m.whole()) << at;
+            EXPECT_FALSE(std::filesystem::exists(guard_path(m.paths[0])));
+            if (first.ok()) break;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace sluice::store
