@@ -3,9 +3,11 @@
 // Keeps: the reference runs in this very process before Sluice is started, so both sides share one binary; a case that
 // did not run counts as a failure.
 //
-// Usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool]
+// Usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool] [--way WAY]
 //   --full      all of repack x threads x flash attention x cache size
 //   --pick K    three cases, other ones for each K; fourteen picks in a row are the full set (default 0)
+//   --way W     where experts are read from: sums (the model with checksums), packed (a pack beside it),
+//               reclaimed (a pack, and the model without its experts), gguf (the model, although there is a pack)
 #include <ggml-backend.h>
 #include <ggml-cpu.h>
 #include <llama.h>
@@ -13,14 +15,19 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "model/geometry.h"
+#include "store/pack_build.h"
+#include "store/sums.h"
 
 namespace {
 
@@ -50,6 +57,60 @@ struct Mode {
     unsigned wave;
 };
 constexpr Mode kModes[] = {{"as they come", true, 0}, {"in fours", true, 4}, {"no overlap", false, 0}};
+
+// A copy of the model in a directory of its own, which disappears with this.
+class Copied {
+  public:
+    Copied(const sluice::model::GgufIndex& index, std::string way) : way_(std::move(way)) {
+        std::string pattern = (std::filesystem::temp_directory_path() / "sluice-identity-XXXXXX").string();
+        directory_ = ::mkdtemp(pattern.data());
+        for (const auto& f : index.files())
+            std::filesystem::copy_file(f.path, directory_ / std::filesystem::path(f.path).filename());
+        path_ = (directory_ / std::filesystem::path(index.files()[0].path).filename()).string();
+    }
+    ~Copied() {
+        std::error_code ignored;
+        std::filesystem::remove_all(directory_, ignored);
+    }
+    Copied(const Copied&) = delete;
+    Copied& operator=(const Copied&) = delete;
+
+    [[nodiscard]] const std::string& path() const { return path_; }
+    [[nodiscard]] std::string store() const { return way_ == "gguf" ? "gguf" : "auto"; }
+    sluice::Status prepare() const {
+        const auto index = sluice::model::GgufIndex::open(path_);
+        if (!index.ok()) return index.status();
+        const auto geometry = sluice::model::derive_geometry(*index);
+        if (!geometry.ok()) return geometry.status();
+        const auto engine = sluice::io::make_engine({});
+        if (!engine.ok()) return engine.status();
+        if (way_ == "sums") {
+            auto source = sluice::store::describe(*index, *geometry);
+            if (!source.ok()) return source.status();
+            const auto store = sluice::store::RecordStore::open(*index, *geometry, {}, nullptr);
+            if (!store.ok()) return store.status();
+            auto sums = sluice::store::compute_sums(*store, *engine->engine, {});
+            if (!sums.ok()) return sums.status();
+            return sluice::store::save_sums(sluice::store::Files::system(), *index,
+                                            {std::move(*source), std::move(*sums)});
+        }
+        const auto done = sluice::store::make_pack(sluice::store::Files::system(), *index, *geometry, *engine->engine,
+                                                   {.reclaim = way_ == "reclaimed"});
+        if (!done.ok()) return done.status();
+        const auto store = sluice::store::RecordStore::open(*index, *geometry, {.store = this->store()}, nullptr);
+        if (!store.ok()) return store.status();
+        const bool packed = store->holder(0).name == done->path;
+        if (packed == (way_ == "gguf") || !store->has_checksums() ||
+            store->n_holders() != (way_ == "reclaimed" ? 1U : 2U))
+            return sluice::error(sluice::Code::internal, "experts would be read from {}", store->holder(0).name);
+        return {};
+    }
+
+  private:
+    std::string way_;
+    std::filesystem::path directory_;
+    std::string path_;
+};
 
 // Cache sizes from one expert upward. Slots are padded, so a size in "experts" is taken generously from the file's own
 // record sizes: the point is the regime, and the smallest one is exact (what Sluice itself demands).
@@ -179,14 +240,15 @@ std::vector<Budget> budgets(const sluice::model::Geometry& g) {
 
 int main(int argc, char** argv) {
     if (argc < 2) {
-        std::fprintf(
-            stderr,
-            "usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool]\n");
+        std::fprintf(stderr,
+                     "usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool] "
+                     "[--way W]\n");
         return 2;
     }
     const char* path = argv[1];
     bool full = false;
     int pick = 0;
+    std::string way;
     Workload work;
     for (int i = 2; i < argc; ++i) {
         const std::string a = argv[i];
@@ -196,6 +258,10 @@ int main(int argc, char** argv) {
         }
         if (a == "--no-pool") {
             work.attach_pool = false;
+            continue;
+        }
+        if (a == "--way" && i + 1 < argc) {
+            way = argv[++i];
             continue;
         }
         int* field = a == "--pick"       ? &pick
@@ -250,12 +316,22 @@ int main(int argc, char** argv) {
         }
     }
 
+    std::unique_ptr<Copied> copied;
+    if (!way.empty()) {
+        copied = std::make_unique<Copied>(*index, way);
+        if (const sluice::Status s = copied->prepare(); !s.ok()) {
+            std::fprintf(stderr, "FAILED: %s\n", s.message().c_str());
+            return 1;
+        }
+    }
+
     int failures = 0;
     for (const auto& [flags, size, mode] : cases) {
         sluice::Config config;
         config.cache_bytes = size.bytes;
         config.overlap = mode.overlap;
         config.wave = mode.wave;
+        if (copied) config.store = copied->store();
         config.verbosity = sluice::Verbosity::error;
         std::string error;
         if (!sluice::start(config, &error)) {
@@ -263,7 +339,7 @@ int main(int argc, char** argv) {
             return 1;
         }
         const Outcome& want = stock[flags];
-        const Outcome got = run(path, flags, work);
+        const Outcome got = run(copied ? copied->path().c_str() : path, flags, work);
         size_t differing = 0;
         if (got.ok && got.logits.size() == want.logits.size()) {
             for (size_t i = 0; i < want.logits.size(); ++i) {
