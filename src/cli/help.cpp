@@ -80,8 +80,9 @@ constexpr std::array<Command, 13> kCommands{{
     {"repair", "MODEL|PACK [--from COPY]... [--pack PATH] [--yes]", "mend what sluice verify finds",
      "Looks at all parts of the model and of its pack, and writes those that are damaged anew from the other of the "
      "two, or from the copies that --from names (of the model or of the pack): only bytes whose checksum is right. "
-     "For what nobody has it says which bytes of which file to fetch. --yes: even if more than a quarter of the model "
-     "differs.",
+     "For what nobody has it says which bytes of which file to fetch. --yes: even if so much of the model differs "
+     "(more "
+     "than one part in 64) that it may be another one.",
      nullptr, repair_command},
 }};
 
