@@ -123,6 +123,9 @@ Status open_files(Subject& s, const std::vector<std::string>& paths) {
         }
     }
     if (!all_direct) s.direct.clear();
+    if (std::any_of(s.buffered.begin(), s.buffered.end(),
+                    [&](const io::File& f) { return f.device() != s.buffered[0].device(); }))
+        s.notes.emplace_back("The files lie on several file systems; the verdict is kept for the first of them.");
     return {};
 }
 
@@ -243,9 +246,10 @@ machine::EnvelopePlan make_plan(const Subject& s, const Asked& asked, const mach
     }
     plan.page = 4 * KiB;
     if (s.model) {
-        for (const uint64_t record : more)
-            machine::add_size(plan, {.bytes = record, .name = "a whole expert", .targets = {}});
-        machine::add_size(plan, {.bytes = plan.page, .name = "a page", .targets = {}});
+        // Of a model in many small files an expert can be larger than each of them.
+        plan.record = size_near(plan, plan.record);
+        for (const uint64_t record : more) machine::name_size(plan, record, "a whole expert");
+        machine::name_size(plan, plan.page, "a page");
     }
     plan.memory = s.facts.reach == machine::Reach::memory;
     plan.full = asked.full;
@@ -345,7 +349,8 @@ int probe(const Asked& asked) {
     if (Status s = directory ? write_scratch(subject, asked) : open_model(subject, asked); !s)
         return fail(s, g_stop ? kInterrupted : kFailed);
     for (const io::File& f : subject.buffered) {
-        if (!fs::equivalent(*place, f.path(), ec)) continue;
+        // Also what is there before it gets its name.
+        if (!fs::equivalent(*place, f.path(), ec) && !fs::equivalent(*place + ".tmp", f.path(), ec)) continue;
         return fail(
             error(Code::invalid_argument, "{} is not a place to write to: it is what is to be measured", *place),
             kFailed);

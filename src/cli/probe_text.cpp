@@ -119,15 +119,15 @@ std::string interference(const Verdict& v) {
     out += fmt::format("  {:<26}", "beside them");
     for (const uint64_t e : exact) out += fmt::format("{:>16}", short_size(e));
     out += fmt::format("{:>18}\n", "speculative GB/s");
-    for (const auto& [chunk, pieces, priorities] : rows) {
+    for (const auto& row : rows) {
+        const auto& [chunk, pieces, priorities] = row;
         out += fmt::format("  {:<26}", chunk == 0 ? "nothing"
                                                   : fmt::format("{} x {}{}", pieces, short_size(chunk),
                                                                 priorities ? ", priorities" : ""));
         std::string rates;
         for (const uint64_t e : exact) {
             const auto it = std::find_if(v.interference.begin(), v.interference.end(), [&](const Interference& i) {
-                return i.exact == e &&
-                       std::tuple(i.chunk, i.pieces, i.priorities) == std::tuple(chunk, pieces, priorities);
+                return i.exact == e && std::tuple(i.chunk, i.pieces, i.priorities) == row;
             });
             const bool there = it != v.interference.end();
             out += fmt::format(

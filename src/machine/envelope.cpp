@@ -204,13 +204,12 @@ class Measuring {
                          human_bytes(all), human_bytes(kLeastToProbe));
         }
         for (const uint64_t role : {plan_.page, plan_.part, plan_.record}) {
-            const SizeTargets* s = size_of(role);
-            if (s == nullptr || s->targets.empty())
-                return error(Code::internal, "no reads of {} are planned", human_bytes(role));
+            if (size_of(role) == nullptr) return error(Code::internal, "no reads of {} are planned", human_bytes(role));
         }
         // As much room as the largest combination that fits.
         uint64_t most = 0;
         for (const SizeTargets& s : plan_.sizes) {
+            if (s.targets.empty()) return error(Code::internal, "no reads of {} are planned", human_bytes(s.bytes));
             v_.sizes.push_back({s.bytes, s.name});
             for (const unsigned depth : kDepths) {
                 const uint64_t cost = ReadRoom::cost(depth, s.bytes);
@@ -288,7 +287,8 @@ class Measuring {
         auto done = run_reads(*engine, *rig_.clock, run, progress);
         if (!done.ok()) return done;
         const auto after = rig_.device_bytes ? rig_.device_bytes() : std::nullopt;
-        if (before && after && *after >= *before) done->device_bytes = *after - *before;
+        const uint64_t from = before.value_or(UINT64_MAX);
+        if (after && *after >= from) done->device_bytes = *after - from;
         done->direct = job.direct;
         first = (first + done->reads) % targets.size();
         if (job.chunk != nullptr)
@@ -456,6 +456,7 @@ class Measuring {
         Share share(*rig_.clock, part_of(plan_.time, kForTable), rounds * table.size());
         for (unsigned round = 0; round < rounds; ++round) {
             std::vector<Growing*> order;
+            order.reserve(table.size());
             for (Growing& g : table) order.push_back(&g);
             // Another order each time, so that what a drive does after the one or the other evens out.
             if (round > 0) std::shuffle(order.begin(), order.end(), random_);
@@ -628,10 +629,12 @@ void add_size(EnvelopePlan& plan, SizeTargets size) {
         plan.sizes.insert(at, std::move(size));
         return;
     }
-    if (at->name.empty()) {
-        at->name = std::move(size.name);
-    } else if (!size.name.empty()) {
-        at->name += ", " + size.name;
+    name_size(plan, size.bytes, size.name);
+}
+
+void name_size(EnvelopePlan& plan, uint64_t bytes, const std::string& name) {
+    for (SizeTargets& s : plan.sizes) {
+        if (s.bytes == bytes && !name.empty()) s.name += (s.name.empty() ? "" : ", ") + name;
     }
 }
 

@@ -45,6 +45,8 @@ struct EnvelopePlan {
 // already gets another name.
 void add_scattered_sizes(EnvelopePlan& plan, const std::vector<uint64_t>& more, uint64_t seed);
 void add_size(EnvelopePlan& plan, SizeTargets size);
+// Another name for a size, if it is there.
+void name_size(EnvelopePlan& plan, uint64_t bytes, const std::string& name);
 
 // What it is done with: the machine, or a simulation of one.
 struct Rig {

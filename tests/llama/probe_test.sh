@@ -126,6 +126,9 @@ refused "an empty file" 1 "too little to measure a drive by" "$work/empty"
 refused "no plain file" 1 "not a regular file" /dev/zero
 refused "the model as the place to write to" 1 "is what is to be measured" "$work/model.gguf" --out "$work/./model.gguf"
 check "the model is as it was" cmp "$model" "$work/model.gguf"
+cp "$model" "$work/verdict.tmp"
+refused "the model as what is written before" 1 "is what is to be measured" "$work/verdict.tmp" --out "$work/verdict"
+check "the model is as it was" cmp "$model" "$work/verdict.tmp"
 refused "a verdict in no folder" 1 "--out FILE names another place" "$model" --out "$work/none/verdict.json"
 refused "a verdict on a device" 1 "no plain file" "$model" --out /dev/full
 SLUICE_CACHE_DIR=$work/plain refused "a cache directory that is a file" 1 "cannot create" "$model"

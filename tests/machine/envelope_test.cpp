@@ -520,6 +520,9 @@ TEST_F(Envelope, SizesThatNobodyPlannedAreAnError) {
     plant(kEight);
     plan_.record = 12345;
     EXPECT_EQ(measure_envelope(plan_, rig_).status().code(), Code::internal);
+    plan_.record = kRecord;
+    plan_.sizes.back().targets.clear();
+    EXPECT_EQ(measure_envelope(plan_, rig_).status().code(), Code::internal);
 }
 
 TEST(Sizes, AreSortedAndNamed) {
@@ -530,7 +533,9 @@ TEST(Sizes, AreSortedAndNamed) {
     plan.buffered = {&a, &b, &empty};
     add_size(plan, {.bytes = 64 * KiB, .name = "gate", .targets = {{0, 7, 64 * KiB}}});
     add_scattered_sizes(plan, {100 * MiB, 100 * KiB}, 1);
-    add_size(plan, {.bytes = 100 * KiB, .name = "row", .targets = {}});
+    name_size(plan, 100 * KiB, "row");
+    name_size(plan, 100 * KiB, "");
+    name_size(plan, 99 * KiB, "nobody");
     add_size(plan, {.bytes = 64 * KiB, .name = "up", .targets = {}});
     std::vector<uint64_t> sizes;
     for (const SizeTargets& s : plan.sizes) {
