@@ -28,7 +28,9 @@ Result<MadeEngine> make(const EngineOptions& options, const UringCalls& calls) {
         if (options.kind == EngineKind::io_uring) return ring.status();
         note = ring.status().message() + "; reading with threads instead";
     }
-    Result<std::unique_ptr<Engine>> pool = make_pool_engine(options.lanes, {.priorities = options.priorities});
+    PoolOptions threads;  // clang 14 takes a designated initialiser for a call here
+    threads.priorities = options.priorities;
+    Result<std::unique_ptr<Engine>> pool = make_pool_engine(options.lanes, threads);
     if (!pool) return pool.status();
     return MadeEngine{std::move(pool).value(), std::move(note)};
 }
