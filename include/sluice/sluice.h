@@ -35,12 +35,19 @@ enum class VerifyReads {
     never,
 };
 
+// Whose slot is given away when one is needed.
+enum class CachePolicy {
+    frequency,  // of the expert used least, where older uses count less
+    lru,        // of the one used longest ago
+};
+
 enum class Verbosity { error, warn, info, debug };
 
 // Every field is also a command line flag and an environment variable; options.md lists all three.
 struct Config {
     std::optional<uint64_t>
-        cache_bytes;          // memory for experts; unset: chosen from what is free when the first token runs
+        cache_bytes;  // memory for experts; unset: chosen from what is free when the first token runs
+    CachePolicy cache_policy = CachePolicy::frequency;
     unsigned io_threads = 8;  // reads in flight at each drive, 1..64
     IoEngine io_engine = IoEngine::automatic;
     bool direct_io = true;

@@ -265,6 +265,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     sched::Fetcher::Options options;
     options.slots.budget = budget;
     options.slots.min_slots = slots_wanted_at_once(geometry_);
+    options.slots.policy = config_.cache_policy == CachePolicy::lru ? cache::Policy::lru : cache::Policy::frequency;
     options.slots.converted = converted_;
     options.slots.convert = [this](uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot, uint64_t) {
         convert(set, component, raw, slot);
@@ -296,8 +297,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     }
     if (layout.arena_bytes < geometry_.cycle_bytes) {
         log(LogLevel::warn,
-            "the cache is smaller than the {} that one token needs, so nearly every expert is read again for every "
-            "token",
+            "the cache is smaller than the {} that one token needs, so most experts are read again for every token",
             human_bytes(geometry_.cycle_bytes));
     }
     return fetcher;

@@ -66,6 +66,8 @@ constexpr std::array<Word<IoEngine>, 4> kEngines{{{"auto", IoEngine::automatic},
                                                   {"mmap", IoEngine::mmap}}};
 constexpr std::array<Word<DenseWeights>, 3> kDense{
     {{"anon", DenseWeights::anon}, {"warm", DenseWeights::warm}, {"mmap", DenseWeights::mmap}}};
+constexpr std::array<Word<CachePolicy>, 2> kPolicies{
+    {{"frequency", CachePolicy::frequency}, {"lru", CachePolicy::lru}}};
 constexpr std::array<Word<VerifyReads>, 3> kVerify{
     {{"always", VerifyReads::always}, {"once", VerifyReads::once}, {"never", VerifyReads::never}}};
 constexpr std::array<Word<Verbosity>, 4> kVerbosities{
@@ -129,6 +131,11 @@ constexpr Option kOptions[] = {
      "more means fewer reads. auto takes what is free when the first token runs, less a reserve, and at most what all "
      "experts need.",
      set_cache, get_cache},
+    {"--cache-policy", "SLUICE_CACHE_POLICY", "frequency|lru", "frequency",
+     "Which expert gives its slot away when one is needed. frequency: the one used least, where older uses count less. "
+     "lru: the one used longest ago; a cache smaller than one token's experts hits nothing with it.",
+     [](Config& c, std::string_view t) { return set_word(c.cache_policy, t, kPolicies); },
+     [](const Config& c) { return get_word(c.cache_policy, kPolicies); }},
     {"--io-threads", "SLUICE_IO_THREADS", "N", "8",
      "Reads in flight at the drive, 1 to 64: depth of the io_uring ring, or threads of the pread pool.",
      [](Config& c, std::string_view t) { return set_number(c.io_threads, t, 1U, 64U, "a number from 1 to 64"); },

@@ -1,16 +1,24 @@
 #include "cache/slot_cache.h"
 
+#include <algorithm>
 #include <cassert>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 namespace sluice::cache {
 
-SlotCache::SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint32_t> slots_per_class)
+SlotCache::SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint32_t> slots_per_class, Policy policy)
     : class_of_record_(std::move(class_of_record)),
       slot_of_(class_of_record_.size(), kNoSlot),
       home_(class_of_record_.size(), kNoSlot),
       was_evicted_(class_of_record_.size(), false),
-      classes_(slots_per_class.size()) {
+      classes_(slots_per_class.size()),
+      policy_(policy) {
+    if (policy_ == Policy::frequency) {
+        weight_.assign(class_of_record_.size(), -std::numeric_limits<double>::infinity());
+        used_in_.assign(class_of_record_.size(), 0);
+    }
     std::vector<uint32_t> records(classes_.size(), 0);
     for (const uint32_t c : class_of_record_) {
         assert(c < classes_.size());
@@ -22,6 +30,7 @@ SlotCache::SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint
         classes_[c].first = total;
         classes_[c].n_slots = slots_per_class[c];
         classes_[c].complete = slots_per_class[c] >= records[c];
+        if (!classes_[c].complete) classes_[c].victims.reserve(slots_per_class[c]);
         total += slots_per_class[c];
     }
     slots_.resize(total);
@@ -63,6 +72,71 @@ void SlotCache::unlink(List& list, SlotId s) {
     slots_[s].prev = slots_[s].next = kNoSlot;
 }
 
+void SlotCache::use(RecordId record) {
+    if (policy_ != Policy::frequency || used_in_[record] == pass_) return;
+    used_in_[record] = pass_;
+    // log2(2^a + 2^b) for the weight until now and one use now.
+    const double now = static_cast<double>(pass_) / kHalfLife;
+    const double high = std::max(weight_[record], now), low = std::min(weight_[record], now);
+    weight_[record] = high + std::log2(1 + std::exp2(low - high));
+}
+
+bool SlotCache::goes_before(SlotId a, SlotId b) const {
+    const Slot &x = slots_[a], &y = slots_[b];
+    return x.weight != y.weight ? x.weight < y.weight : x.released < y.released;
+}
+
+void SlotCache::put(Class& cls, uint32_t place, SlotId s) {
+    cls.victims[place] = s;
+    slots_[s].place = place;
+}
+
+void SlotCache::rise(Class& cls, uint32_t place, SlotId s) {
+    while (place > 0) {
+        const uint32_t parent = (place - 1) / 2;
+        if (!goes_before(s, cls.victims[parent])) break;
+        put(cls, place, cls.victims[parent]);
+        place = parent;
+    }
+    put(cls, place, s);
+}
+
+void SlotCache::sink(Class& cls, uint32_t place, SlotId s) {
+    const auto n = static_cast<uint32_t>(cls.victims.size());
+    for (;;) {
+        uint32_t child = 2 * place + 1;
+        if (child >= n) break;
+        if (child + 1 < n && goes_before(cls.victims[child + 1], cls.victims[child])) ++child;
+        if (!goes_before(cls.victims[child], s)) break;
+        put(cls, place, cls.victims[child]);
+        place = child;
+    }
+    put(cls, place, s);
+}
+
+// In a complete class nobody ever has to go, so nothing is kept in order there.
+void SlotCache::add_victim(Class& cls, SlotId s) {
+    if (cls.complete) return;
+    slots_[s].released = ++releases_;
+    slots_[s].weight = policy_ == Policy::frequency ? weight_[slots_[s].record] : 0;
+    cls.victims.push_back(s);
+    rise(cls, static_cast<uint32_t>(cls.victims.size() - 1), s);
+}
+
+void SlotCache::remove_victim(Class& cls, SlotId s) {
+    if (cls.complete) return;
+    const uint32_t place = slots_[s].place;
+    assert(cls.victims[place] == s);
+    const SlotId last = cls.victims.back();
+    cls.victims.pop_back();
+    if (last == s) return;
+    if (place > 0 && goes_before(last, cls.victims[(place - 1) / 2])) {
+        rise(cls, place, last);
+    } else {
+        sink(cls, place, last);
+    }
+}
+
 // The record leaves the slot; the slot is in no list afterwards.
 void SlotCache::vacate(SlotId s) {
     Slot& slot = slots_[s];
@@ -80,7 +154,7 @@ SlotId SlotCache::lease(RecordId record) {
     Class& cls = classes_[class_of_record_[record]];
     SlotId s = slot_of_[record];
     if (s != kNoSlot) {
-        if (slots_[s].leases == 0) unlink(cls.lru, s);
+        if (slots_[s].leases == 0) remove_victim(cls, s);
     } else {
         if (cls.complete) {
             s = home_[record];
@@ -89,9 +163,9 @@ SlotId SlotCache::lease(RecordId record) {
         } else if (cls.empty.head != kNoSlot) {
             s = cls.empty.head;
             unlink(cls.empty, s);
-        } else if (cls.lru.head != kNoSlot) {
-            s = cls.lru.head;
-            unlink(cls.lru, s);
+        } else if (!cls.victims.empty()) {
+            s = cls.victims.front();
+            remove_victim(cls, s);
             was_evicted_[slots_[s].record] = true;
             ++counters_.evictions;
             vacate(s);
@@ -118,7 +192,7 @@ void SlotCache::release(RecordId record) {
         vacate(s);
         push_front(cls.empty, s);
     } else {
-        push_back(cls.lru, s);
+        add_victim(cls, s);
     }
 }
 
@@ -131,7 +205,7 @@ void SlotCache::discard(RecordId record) {
         return;
     }
     Class& cls = classes_[slots_[s].size_class];
-    unlink(cls.lru, s);
+    remove_victim(cls, s);
     vacate(s);
     push_front(cls.empty, s);
 }

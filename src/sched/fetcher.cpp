@@ -15,6 +15,8 @@ Result<std::unique_ptr<Fetcher>> Fetcher::create(const store::RecordStore& store
 }
 
 void Fetcher::enter(uint32_t set, trace::Phase phase) {
+    if (visited_ == kNoSet || set <= visited_) slots_->cache().next_pass();
+    visited_ = set;
     if (!registered_ && slots_->cache().n_resident() == slots_->cache().n_slots()) register_arena();
     if (scheduler_->admission().layer()) log(LogLevel::info, "predictions are read again");
     if (phase != trace::Phase::decode) {
@@ -46,6 +48,7 @@ void Fetcher::register_arena() {
 
 size_t Fetcher::lease(std::span<RecordId> records) {
     cache::SlotCache& cache = slots_->cache();
+    for (const RecordId r : records) cache.use(r);
     const auto missing =
         std::partition(records.begin(), records.end(), [&](RecordId r) { return cache.find(r) != cache::kNoSlot; });
     for (auto it = records.begin(); it != missing; ++it) {

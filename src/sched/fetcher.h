@@ -84,7 +84,8 @@ class Fetcher {
     const Clock& clock_;
     std::unique_ptr<Scheduler> scheduler_;
     bool registered_ = false;
-    uint32_t set_ = kNoSet;  // entered last, when, and the waits until then
+    uint32_t visited_ = kNoSet;  // last
+    uint32_t set_ = kNoSet;      // entered last in decode, when, and the waits until then
     Nanos entered_ = 0, waited_ = 0;
 };
 

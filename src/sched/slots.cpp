@@ -47,8 +47,8 @@ Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Op
             }
         }
     }
-    std::unique_ptr<Slots> made(
-        new Slots(store, std::move(options), std::move(*layout), cache::SlotCache(std::move(class_of_record), slots)));
+    cache::SlotCache cache(std::move(class_of_record), slots, options.policy);
+    std::unique_ptr<Slots> made(new Slots(store, std::move(options), std::move(*layout), std::move(cache)));
     made->arena_ = std::move(*arena);
     made->free_staging_.reserve(kStagingBuffers);
     if (staging_bytes > 0) {

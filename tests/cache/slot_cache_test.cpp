@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <random>
 #include <set>
 #include <vector>
@@ -91,6 +93,99 @@ TEST(SlotCache, ClassesDoNotEvictEachOther) {
 }
 
 // Random operations against a model: the invariants of the header hold after every one.
+// Each pass uses one expert always and three others in turn, in a cache of three: the order of use alone would evict
+// the favourite just before it is wanted again whenever a pass is longer than the cache.
+TEST(SlotCache, FrequencyKeepsWhatIsUsedOften) {
+    for (const Policy policy : {Policy::lru, Policy::frequency}) {
+        SlotCache cache(std::vector<uint32_t>(40, 0), std::vector<uint32_t>{3}, policy);
+        int hits = 0;
+        RecordId other = 1;
+        for (int pass = 0; pass < 30; ++pass) {
+            cache.next_pass();
+            for (int i = 0; i < 4; ++i) {
+                const RecordId r = i == 0 ? 0 : other;
+                if (i > 0) other = other == 39 ? 1 : other + 1;
+                hits += i == 0 && cache.find(0) != kNoSlot ? 1 : 0;
+                cache.use(r);
+                touch(cache, r);
+            }
+        }
+        // Not in the first pass, nor in the second: before it, all had been used once.
+        EXPECT_EQ(hits, policy == Policy::lru ? 0 : 28);
+    }
+}
+
+TEST(SlotCache, OldUsesCountLess) {
+    SlotCache cache(std::vector<uint32_t>(4, 0), std::vector<uint32_t>{2}, Policy::frequency);
+    const auto pass = [&](RecordId r) {
+        cache.next_pass();
+        cache.use(r);
+        touch(cache, r);
+    };
+    for (int i = 0; i < 20; ++i) pass(0);
+    for (int i = 0; i < 3; ++i) pass(1);
+    pass(2);
+    EXPECT_EQ(cache.find(1), kNoSlot) << "three uses weigh less than twenty";
+    for (int i = 0; i < 200; ++i) cache.next_pass();
+    for (int i = 0; i < 2; ++i) pass(1);
+    EXPECT_EQ(cache.find(2), kNoSlot);
+    pass(2);
+    EXPECT_EQ(cache.find(0), kNoSlot) << "its twenty uses are over two hundred passes old";
+    EXPECT_NE(cache.find(1), kNoSlot);
+}
+
+TEST(SlotCache, APassCountsAUseOnceAndAnEvictedRecordKeepsItsUses) {
+    SlotCache cache(std::vector<uint32_t>(4, 0), std::vector<uint32_t>{2}, Policy::frequency);
+    cache.next_pass();
+    for (int i = 0; i < 10; ++i) cache.use(0);  // a block in several pieces looks its experts up again and again
+    touch(cache, 0);
+    for (int i = 0; i < 2; ++i) {
+        cache.next_pass();
+        cache.use(1);
+        touch(cache, 1);
+    }
+    cache.use(2);
+    touch(cache, 2);
+    EXPECT_EQ(cache.find(0), kNoSlot) << "used in one pass, long ago";
+    cache.next_pass();
+    cache.use(3);
+    touch(cache, 3);
+    EXPECT_EQ(cache.find(2), kNoSlot);
+    cache.next_pass();
+    cache.use(2);  // the third use of what was evicted
+    touch(cache, 2);
+    EXPECT_EQ(cache.find(3), kNoSlot);
+    EXPECT_NE(cache.find(2), kNoSlot);
+}
+
+// However often records are used over however many passes, the order is that of the sums themselves.
+TEST(SlotCache, TheVictimIsTheOneWithTheLeastWeight) {
+    std::mt19937 random(5);
+    constexpr uint32_t kRecords = 24, kSlots = 9;
+    SlotCache cache(std::vector<uint32_t>(kRecords, 0), std::vector<uint32_t>{kSlots}, Policy::frequency);
+    std::vector<double> weight(kRecords, 0);
+    for (int pass = 0; pass < 3000; ++pass) {
+        cache.next_pass();
+        for (double& w : weight) w *= std::exp2(-1 / kHalfLife);
+        const auto r = static_cast<RecordId>(std::min(random() % kRecords, random() % kRecords));
+        std::vector<RecordId> resident;
+        for (RecordId k = 0; k < kRecords; ++k) {
+            if (cache.find(k) != kNoSlot) resident.push_back(k);
+        }
+        const bool evicts = cache.find(r) == kNoSlot && resident.size() == kSlots;
+        const RecordId least =
+            resident.empty() ? 0 : *std::min_element(resident.begin(), resident.end(), [&](RecordId a, RecordId b) {
+                return weight[a] < weight[b];
+            });
+        weight[r] += 1;
+        cache.use(r);
+        touch(cache, r);
+        if (evicts) {
+            ASSERT_EQ(cache.find(least), kNoSlot) << "pass " << pass;
+        }
+    }
+}
+
 TEST(SlotCache, InvariantsHoldUnderRandomUse) {
     std::mt19937 random(1);
     for (const uint32_t slots : {1U, 2U, 7U, 20U, 30U}) {
