@@ -20,7 +20,8 @@ struct DeviceModel {
     uint32_t reserved_lanes = 1;
     uint32_t lanes = 8;
     [[nodiscard]] bool measured() const { return bytes_per_ns > 0 && chunk > 0 && window >= chunk; }
-    // The longest that speculation at the device can hold up an exact read: the window's bytes and one service time.
+    // The longest that speculation at the device can hold up exact reads: the window's bytes and one service time. As
+    // far as the numbers hold: for the drive at its sustained rate, and for pieces that are no slower than most.
     [[nodiscard]] Nanos worst_delay() const {
         return static_cast<Nanos>(static_cast<double>(window) / bytes_per_ns) + service;
     }
@@ -51,8 +52,8 @@ class Admission {
   public:
     explicit Admission(const DeviceModel& device) : device_(device), tokens_(static_cast<double>(device.window)) {}
 
-    // Whether a piece of `bytes` may go now. `exact_waiting`: exact reads are queued; `outstanding`: all pieces at the
-    // device; `gap_end`: when the next exact reads are expected, kNoGap where nobody knows.
+    // Whether a piece of `bytes` may go now. `exact_waiting`: exact reads are queued or at the device; `outstanding`:
+    // all pieces there; `gap_end`: when the next exact reads are expected, kNoGap where nobody knows.
     static constexpr Nanos kNoGap = 0;
     [[nodiscard]] Refusal ask(uint32_t bytes, Nanos now, bool exact_waiting, uint32_t outstanding, Nanos gap_end) {
         if (!device_.measured()) return Refusal::not_measured;

@@ -237,7 +237,9 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
         // The device cannot be told; what is there no longer counts as speculation, what is not goes first.
         admission_.promoted(t.asked - t.arrived);
         for (Piece& p : pieces_) {
-            if (p.ticket == i) p.speculative = false;
+            if (p.ticket != i || !p.speculative) continue;
+            p.speculative = false;
+            --speculative_pieces_;
         }
         judge(true);
         dequeue(i);
@@ -422,6 +424,7 @@ bool Scheduler::prepare_piece(Index i, uint32_t length, bool speculative, Nanos 
     t.state = TicketState::submitted;
     ++counters_.reads;
     if (speculative) {
+        ++speculative_pieces_;
         counters_.predicted_physical += length;
         admission_.submitted(length);
     } else {
@@ -471,8 +474,11 @@ void Scheduler::prepare_speculative() {
             }
             if (t.asked == 0) choose_holder(t);
             const uint32_t length = std::min(t.physical - t.asked, admission_.device().chunk);
-            const Refusal refusal = admission_.ask(length, now, exact_queued(),
-                                                   at_device_ + static_cast<uint32_t>(batch_.size()), gap_end_);
+            const uint32_t outstanding = at_device_ + static_cast<uint32_t>(batch_.size());
+            // Beside exact reads that are under way speculation would take its part of the bandwidth for as long as
+            // they last, however small the window is.
+            const bool exact = exact_queued() || outstanding > speculative_pieces_;
+            const Refusal refusal = admission_.ask(length, now, exact, outstanding, gap_end_);
             if (refusal != Refusal::none) {
                 ++counters_.refused[static_cast<size_t>(refusal)];
                 return;
@@ -670,7 +676,10 @@ void Scheduler::piece_done(const io::Completion& done, Nanos now, trace::Pass* p
     const Piece piece = pieces_[done.tag];
     pieces_[done.tag].ticket = kNone;
     free_pieces_.push_back(static_cast<uint32_t>(done.tag));
-    if (piece.speculative) admission_.completed(piece.length);
+    if (piece.speculative) {
+        --speculative_pieces_;
+        admission_.completed(piece.length);
+    }
     drives_.completed(piece.holder, piece.length, now);
     Ticket& t = tickets_[piece.ticket];
     if (pass != nullptr && pass->wants.rows) note_read(t, piece, done, now, *pass);

@@ -234,7 +234,8 @@ class Scheduler {
     std::vector<uint32_t> free_pieces_;
     std::vector<io::ReadOp> batch_;
     size_t live_ = 0;
-    uint32_t at_device_ = 0;
+    uint32_t at_device_ = 0;           // pieces
+    uint32_t speculative_pieces_ = 0;  // of those, and of those about to go
     Nanos busy_since_ = 0;
     uint64_t endings_ = 0;
     SchedCounters counters_;
