@@ -41,6 +41,8 @@ function(sluice_test name)
     add_executable(${name}_test ${sources})
     target_link_libraries(${name}_test PRIVATE ${TEST_LINKS} GTest::gtest_main)
     target_include_directories(${name}_test PRIVATE ${CMAKE_SOURCE_DIR})
+    # Not __FILE__: compiler caches make that relative.
+    target_compile_definitions(${name}_test PRIVATE SLUICE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
     sluice_flags(${name}_test)
     gtest_discover_tests(${name}_test TEST_PREFIX ${name}. DISCOVERY_TIMEOUT 60)
 endfunction()

@@ -66,8 +66,8 @@ completions=$(bash --norc -euc '
     COMP_WORDS=(sluice in) COMP_CWORD=1 COMPREPLY=()
     _sluice sluice in sluice
     echo "${COMPREPLY[@]}"
-    COMP_WORDS=(sluice run --cache) COMP_CWORD=2 COMPREPLY=()
-    _sluice sluice --cache run
+    COMP_WORDS=(sluice run --cache-m) COMP_CWORD=2 COMPREPLY=()
+    _sluice sluice --cache-m run
     echo "${COMPREPLY[@]}"' - "$prefix/share/bash-completion/completions/sluice")
 [ "$completions" = $'inspect\n--cache-mb' ] || { echo "$completions"; die "completion"; }
 

@@ -13,7 +13,7 @@ namespace sluice::report {
 namespace {
 
 std::string race_path(const std::string& name) {
-    return (std::filesystem::path(__FILE__).parent_path() / "races" / name).string();
+    return (std::filesystem::path(SLUICE_SOURCE_DIR) / "tests/report/races" / name).string();
 }
 
 std::string file_text(const std::string& path) {

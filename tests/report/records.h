@@ -15,7 +15,7 @@
 namespace sluice::report {
 
 inline std::string data_path(const std::string& name) {
-    return (std::filesystem::path(__FILE__).parent_path() / "data" / name).string();
+    return (std::filesystem::path(SLUICE_SOURCE_DIR) / "tests/report/data" / name).string();
 }
 
 inline trace::Record record_of(const std::string& name) {

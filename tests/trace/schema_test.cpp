@@ -12,7 +12,7 @@ namespace sluice::trace {
 namespace {
 
 std::string record_document() {
-    return read_text((std::filesystem::path(__FILE__).parent_path() / "../../docs/record.md").string());
+    return read_text((std::filesystem::path(SLUICE_SOURCE_DIR) / "docs/record.md").string());
 }
 
 TEST(Schema, NamesAreUnique) {

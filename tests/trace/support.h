@@ -26,7 +26,7 @@ inline void write_text(const std::string& path, std::string_view text) {
 }
 
 inline std::string data_path(const std::string& name) {
-    return (std::filesystem::path(__FILE__).parent_path() / "data" / name).string();
+    return (std::filesystem::path(SLUICE_SOURCE_DIR) / "tests/trace/data" / name).string();
 }
 
 // The text must be that of tests/trace/data/NAME. With SLUICE_UPDATE_GOLDENS set it becomes that; then read the diff.
