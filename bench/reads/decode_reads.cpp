@@ -252,7 +252,9 @@ int run(const Arm& arm) {
          set = set + step >= n_sets ? 0 : set + step) {
         visit(set);
     }
-    if (arm.registered) fetcher.enter(0, trace::Phase::prefill);  // registers, now that the cache is full
+    if (arm.registered) {
+        if (Status s = fetcher.register_arena(); !s.ok()) stop(s.message());
+    }
     layers_ms.clear();
     lookups = hits = 0;
     const sched::SchedCounters before = fetcher.counters();

@@ -53,10 +53,10 @@ struct Config {
     bool direct_io = true;
     // Copies of the model, or of its pack, on other drives: they take their part of the reads.
     std::vector<std::string> mirrors;
-    std::string store = "auto";  // where experts are read from: "auto", "gguf", or the manifest of a pack
-    VerifyReads verify_reads = VerifyReads::always;  // loading fails if it is another, but the model has no checksums
-    bool overlap = true;                             // compute with the experts that are there while others are read
-    unsigned wave = 0;                               // then, experts per launch at least; 0: as they come
+    std::string store = "auto";  // where experts are read from: "auto", "gguf", "pack", or the manifest of a pack
+    VerifyReads verify_reads = VerifyReads::once;  // loading fails if it is another, but the model has no checksums
+    bool overlap = true;                           // compute with the experts that are there while others are read
+    unsigned wave = 0;                             // then, experts per launch at least; 0: as they come
     DenseWeights dense_weights = DenseWeights::anon;
     Verbosity verbosity = Verbosity::info;
 

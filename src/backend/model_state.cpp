@@ -141,7 +141,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     if (!note.empty()) log(LogLevel::warn, "{}", note);
     if (const std::string& used = state->store_->holder(0).name; used != state->index_.files()[0].path)
         log(LogLevel::info, "experts are read from {}", used);
-    if (config.verify_reads != VerifyReads::always && !state->store_->has_checksums()) {
+    if (config.verify_reads != VerifyReads::once && !state->store_->has_checksums()) {
         return error(Code::invalid_argument,
                      "--verify-reads has no effect: {0} has no checksums (sluice verify --write {0} makes them)",
                      state->index_.files()[0].path);

@@ -69,7 +69,7 @@ constexpr std::array<Word<DenseWeights>, 3> kDense{
 constexpr std::array<Word<CachePolicy>, 2> kPolicies{
     {{"frequency", CachePolicy::frequency}, {"lru", CachePolicy::lru}}};
 constexpr std::array<Word<VerifyReads>, 3> kVerify{
-    {{"always", VerifyReads::always}, {"once", VerifyReads::once}, {"never", VerifyReads::never}}};
+    {{"once", VerifyReads::once}, {"always", VerifyReads::always}, {"never", VerifyReads::never}}};
 constexpr std::array<Word<Verbosity>, 4> kVerbosities{
     {{"error", Verbosity::error}, {"warn", Verbosity::warn}, {"info", Verbosity::info}, {"debug", Verbosity::debug}}};
 // "1" and "0" first: they are what a switch shows.
@@ -148,16 +148,19 @@ constexpr Option kOptions[] = {
     {"--no-odirect", "SLUICE_NO_ODIRECT", nullptr, "off",
      "Read experts through the page cache instead of directly from the drive.", set_no_odirect,
      [](const Config& c) { return get_word(!c.direct_io, kSwitch); }},
-    {"--store", "SLUICE_STORE", "auto|gguf|PATH", "auto",
-     "Where experts are read from. auto: from the pack beside the model (MODEL.sluice, which sluice pack makes) if "
-     "there "
-     "is one of these contents, else from the model's own files; they are also what a damaged pack is helped out from. "
-     "gguf: from the model's own files, the pack in reserve. Else the name of a pack that lies elsewhere.",
+    {"--store", "SLUICE_STORE", "auto|gguf|pack|PATH", "auto",
+     "Where experts are read from. auto: from the model's own files; what is damaged there comes from the pack beside "
+     "the "
+     "model (MODEL.sluice, which sluice pack makes), and so does everything if the files' experts were taken out. "
+     "gguf: "
+     "the same, but never all from the pack. pack: from that pack, the files in reserve. Else the name of a pack that "
+     "lies elsewhere.",
      set_path<&Config::store>, get_path<&Config::store>},
-    {"--verify-reads", "SLUICE_VERIFY_READS", "always|once|never", "always",
+    {"--verify-reads", "SLUICE_VERIFY_READS", "always|once|never", "once",
      "Compare what is read with the model's checksums, if it has any (sluice verify --write makes them), before it is "
-     "computed with. once: only the first read of each matrix, and what had to be read again. Wrong bytes are read "
-     "again, then taken from another copy if there is one.",
+     "computed with. once: the first read of each matrix, and what had to be read again after a failure. Wrong bytes "
+     "are "
+     "read again, then taken from another copy if there is one.",
      [](Config& c, std::string_view t) { return set_word(c.verify_reads, t, kVerify); },
      [](const Config& c) { return get_word(c.verify_reads, kVerify); }},
     {"--mirror", "SLUICE_MIRROR", "PATH", "none",

@@ -65,9 +65,10 @@ constexpr std::array<Command, 13> kCommands{{
     {"pack", "MODEL [--layout layer|component] [--out PATH] [--split SIZE] [--reclaim [--yes]]",
      "copy a model so that each expert is read in one aligned piece",
      "Writes MODEL.sluice and its data files MODEL.sluice.1 ...: every matrix of every expert at a multiple of 4096 "
-     "bytes, with a checksum, and all else that sluice unpack needs to give the model back. Later runs read experts "
-     "from there. It can be interrupted; the next call goes on. --layout: expert after expert (layer, the default), or "
-     "of each layer the matrices before the activation first (component). --split: no data file larger than this. "
+     "bytes, with a checksum, and all else that sluice unpack needs to give the model back. Later runs take from there "
+     "what is damaged in the model's own files, or all experts with --store pack. It can be interrupted; the next call "
+     "goes on. --layout: of each layer the matrices before the activation first (component, the default), or expert "
+     "after expert (layer), which was slower where it was measured. --split: no data file larger than this. "
      "--reclaim takes each layer out of the model's own files as soon as the pack has it and it was read back, so that "
      "little more room is needed than one layer; afterwards only Sluice can run the model, from both. It asks, or "
      "wants --yes.",

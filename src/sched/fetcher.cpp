@@ -17,7 +17,6 @@ Result<std::unique_ptr<Fetcher>> Fetcher::create(const store::RecordStore& store
 void Fetcher::enter(uint32_t set, trace::Phase phase) {
     if (visited_ == kNoSet || set <= visited_) slots_->cache().next_pass();
     visited_ = set;
-    if (!registered_ && slots_->cache().n_resident() == slots_->cache().n_slots()) register_arena();
     if (scheduler_->admission().layer()) log(LogLevel::info, "predictions are read again");
     if (phase != trace::Phase::decode) {
         set_ = kNoSet;
@@ -35,15 +34,6 @@ void Fetcher::enter(uint32_t set, trace::Phase phase) {
     entered_ = now;
     waited_ = waited;
     scheduler_->expect_exact(layers.expected(set, next(set), now).value_or(Admission::kNoGap));
-}
-
-// Registering pins every page, so it waits until all of them are in use. A refusal is not worth a warning: reads work
-// the same, a little dearer, and most users may not pin so much.
-void Fetcher::register_arena() {
-    registered_ = true;
-    if (Status s = engine_.register_memory(slots_->arena()); !s.ok()) {
-        log(LogLevel::debug, "reads go without registered memory: {}", s.message());
-    }
 }
 
 size_t Fetcher::lease(std::span<RecordId> records) {

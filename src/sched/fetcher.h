@@ -63,6 +63,9 @@ class Fetcher {
 
     [[nodiscard]] const cache::SlotCache& cache() const { return slots_->cache(); }
     [[nodiscard]] const cache::Layout& layout() const { return slots_->layout(); }
+    // Announces the memory of all slots to the engine. It is not worth its price by default: pinned pages cannot be
+    // given back, and reads were no faster with them (docs/results/reads.md).
+    Status register_arena() { return engine_.register_memory(slots_->arena()); }
     [[nodiscard]] Scheduler& scheduler() { return *scheduler_; }
     [[nodiscard]] const SchedCounters& counters() const { return scheduler_->counters(); }
     // All that the engine was asked for, by whomever.
@@ -76,14 +79,12 @@ class Fetcher {
           scheduler_(std::make_unique<Scheduler>(*slots_, engine, clock, std::move(reads))) {}
 
     std::unique_ptr<Slots> slots_;  // outlives the scheduler
-    void register_arena();
     [[nodiscard]] Scheduler::Wish wish_of(RecordId record, const trace::Pass* pass) const;
 
     static constexpr uint32_t kNoSet = UINT32_MAX;
     io::Engine& engine_;
     const Clock& clock_;
     std::unique_ptr<Scheduler> scheduler_;
-    bool registered_ = false;
     uint32_t visited_ = kNoSet;  // last
     uint32_t set_ = kNoSet;      // entered last in decode, when, and the waits until then
     Nanos entered_ = 0, waited_ = 0;

@@ -69,7 +69,7 @@ class Opener {
         if (Status s = open_packed(); !s.ok()) return s;
         if (Status s = open_own(); !s.ok()) return s;
         if (!pack_ && !own_) return skeleton_error(gguf_path_, pack_path(index_), pack_trouble_);
-        const bool pack_first = pack_ && (options_.store != "gguf" || !own_);
+        const bool pack_first = pack_ && (named() || !own_);
         if (pack_) pack_->holder.shares = pack_first;
         if (own_) own_->shares = !pack_first;
         RecordStore store(geometry_, pack_first ? std::move(pack_->holder) : std::move(*own_));
@@ -82,6 +82,8 @@ class Opener {
     }
 
   private:
+    // A pack was asked for.
+    [[nodiscard]] bool named() const { return options_.store != "auto" && options_.store != "gguf"; }
     Result<const Identity*> identity() {
         if (!identity_) {
             auto found = identify(index_, geometry_);
@@ -92,15 +94,14 @@ class Opener {
     }
 
     Status open_packed() {
-        const bool named = options_.store != "auto" && options_.store != "gguf";
-        const std::string path = named ? options_.store : pack_path(index_);
-        if (!named && !exists(path)) return {};
+        const std::string path = named() && options_.store != "pack" ? options_.store : pack_path(index_);
+        if (!named() && !exists(path)) return {};
         const auto who = identity();
         if (!who.ok()) return who.status();
         std::string note;
         auto pack = open_pack(path, **who, options_.access, &note);
         if (!pack.ok()) {
-            if (named) return pack.status().within("--store");
+            if (named()) return pack.status().within("--store");
             pack_trouble_ = pack.status();
             if (!skeleton_) log(LogLevel::warn, "the pack is not used: {}", pack.status().message());
             return {};
@@ -138,7 +139,7 @@ class Opener {
                 "the pack is not used: its checksums and those in {} differ, so one of them was made from damaged "
                 "experts; sluice verify {} tells more",
                 sums_path(index_), gguf_path_);
-            if (options_.store != "auto" && options_.store != "gguf")
+            if (named())
                 return error(Code::corrupt, "--store {}: its checksums and those in {} differ", options_.store,
                              sums_path(index_));
             pack_.reset();

@@ -32,7 +32,7 @@ inline constexpr uint64_t kPackAlign = 4096;
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{256} << 20U;
 
 struct PackShape {
-    Layout layout = Layout::layer;
+    Layout layout = Layout::component;
     uint64_t split = 0;       // no data file is larger; 0: there is one
     bool keeps_dense = true;  // what is no expert too, so that the pack alone gives the model back
 };

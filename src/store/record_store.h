@@ -54,8 +54,9 @@ Result<Holder> open_gguf(const model::GgufIndex& index, const model::Geometry& g
 
 struct OpenOptions {
     io::Access access = io::Access::direct;
-    // "auto": the pack beside the model if there is one, else the model's own files; the latter are then the reserve.
-    // "gguf": the model's own files, the pack in reserve. Else the manifest of a pack, which must be of this model.
+    // "auto": the model's own files, with a pack beside them in reserve; the pack if the files' experts were taken out.
+    // "gguf": the model's own files, an error if their experts were taken out. "pack": the pack beside the model, which
+    // must be there, with the files in reserve. Else the manifest of such a pack elsewhere.
     std::string store = "auto";
     // Copies of the model (its first file) or of its pack, which take their part of the reads. An error if one cannot
     // be used.
@@ -65,8 +66,7 @@ struct OpenOptions {
 // Set up by one thread, then immutable and thread-safe.
 class RecordStore {
   public:
-    // Over the copies that `options` names, in this order: the pack, if it is used and belongs to the model; the
-    // model's own files, unless its experts were taken out of them; mirrors. With the checksums of the pack, else those
+    // Over the copies that `options` names: the first, the reserve, mirrors. With the checksums of the pack, else those
     // of MODEL.sluice-sums if that is there, whole and of these contents. Warns of what is there but not used. An error
     // if no copy has all experts.
     static Result<RecordStore> open(const model::GgufIndex& index, const model::Geometry& geometry,

@@ -76,7 +76,7 @@ class Copied {
     Copied& operator=(const Copied&) = delete;
 
     [[nodiscard]] const std::string& path() const { return path_; }
-    [[nodiscard]] std::string store() const { return way_ == "gguf" ? "gguf" : "auto"; }
+    [[nodiscard]] std::string store() const { return way_ == "packed" ? "pack" : way_ == "gguf" ? "gguf" : "auto"; }
     sluice::Status prepare() const {
         const auto index = sluice::model::GgufIndex::open(path_);
         if (!index.ok()) return index.status();

@@ -149,51 +149,6 @@ TEST_F(FetcherTest, LearnsHowLongLayersCompute) {
     EXPECT_EQ(layers.typical(1), 7'000'000);
 }
 
-TEST_F(FetcherTest, MemoryIsRegisteredOnceAllOfItIsInUse) {
-    class Registering final : public io::Engine {
-      public:
-        explicit Registering(io::Engine& inner) : inner_(inner) {}
-        void submit(std::span<const io::ReadOp> batch) override { inner_.submit(batch); }
-        size_t wait(std::span<io::Completion> out) override { return inner_.wait(out); }
-        size_t poll(std::span<io::Completion> out) override { return inner_.poll(out); }
-        Status register_memory(std::span<std::byte> memory) override {
-            registered.push_back(memory.size());
-            return error(Code::unsupported, "not allowed");
-        }
-        [[nodiscard]] size_t outstanding() const override { return inner_.outstanding(); }
-        [[nodiscard]] const char* name() const override { return inner_.name(); }
-        [[nodiscard]] const io::EngineTotals& totals() const override { return inner_.totals(); }
-        std::vector<size_t> registered;
-
-      private:
-        io::Engine& inner_;
-    };
-    (void)make(1 * MiB);
-    Registering engine(*engine_);
-    Fetcher::Options options;
-    options.slots.budget = 3 * 3 * align_up(5003, 4096);
-    options.slots.min_slots = 2;
-    auto fetcher = Fetcher::create(*store_, engine, clock_, std::move(options));
-    ASSERT_TRUE(fetcher.ok());
-    const auto visit = [&](uint32_t set, uint32_t expert) {
-        (*fetcher)->enter(set, trace::Phase::prefill);
-        std::vector<RecordId> want{store_->record(set, expert)};
-        ASSERT_EQ((*fetcher)->lease(want), 1U);
-        ASSERT_TRUE((*fetcher)->load(want, kAll).ok());
-        expect_right(**fetcher, want[0]);
-        (*fetcher)->release(want);
-    };
-    visit(0, 0);
-    visit(1, 0);
-    EXPECT_TRUE(engine.registered.empty());
-    for (uint32_t e = 0; e < kExperts; ++e) {
-        visit(0, e);
-        visit(1, e);
-    }
-    ASSERT_EQ(engine.registered.size(), 1U) << "once, whatever it answered";
-    EXPECT_EQ(engine.registered[0], (*fetcher)->layout().arena_bytes);
-}
-
 TEST_F(FetcherTest, ABudgetBelowOneRecordIsRefused) {
     engine_ = std::make_unique<io::SimEngine>(clock_);
     const io::File* files[] = {&file_};

@@ -100,7 +100,12 @@ TEST_F(PackTest, HoldsEveryExpertAlignedForEveryLayoutAndNumberOfFiles) {
                 ASSERT_TRUE(done.ok()) << done.status().message();
                 EXPECT_EQ(done->path, m.paths[0] + ".sluice");
                 EXPECT_EQ(done->files > 1, split != 0);
-                const auto s = store(m);
+                const auto own = store(m);
+                ASSERT_TRUE(own.ok()) << own.status().message();
+                EXPECT_EQ(own->holder(0).name, m.paths[0]) << "a pack is the reserve of what is whole";
+                EXPECT_TRUE(own->holder(0).shares);
+                EXPECT_FALSE(own->holder(1).shares);
+                const auto s = store(m, {.store = "pack"});
                 ASSERT_TRUE(s.ok()) << s.status().message();
                 ASSERT_EQ(s->n_holders(), 2U);
                 EXPECT_EQ(s->holder(0).name, done->path);
