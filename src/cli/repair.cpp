@@ -63,9 +63,10 @@ int repair_command(std::vector<std::string> arguments) {
     if (!done.ok()) return fail(done.status(), kFailed);
     for (const std::string& line : done->mended) std::printf("mended: %s\n", line.c_str());
     for (const std::string& line : done->lost) std::printf("lost: %s\n", line.c_str());
+    for (const std::string& line : done->missing) std::printf("%s\n", line.c_str());
     std::printf("%s: %llu parts looked at, %zu mended, %zu lost\n", asked->path.c_str(),
                 static_cast<unsigned long long>(done->looked_at), done->mended.size(), done->lost.size());
-    return done->lost.empty() ? kOk : kFailed;
+    return done->lost.empty() && done->missing.empty() ? kOk : kFailed;
 }
 
 }  // namespace sluice::cli

@@ -107,6 +107,10 @@ int verify_bundle(const Asked& asked, const store::Bundle& bundle, io::Engine& e
         std::printf("%s is not complete: sluice pack goes on with it\n", bundle.pack.c_str());
         good = false;
     }
+    if (const Status gone = store::missing_model(bundle); !gone.ok()) {
+        std::printf("%s\n", gone.message().c_str());
+        if (good) return kFailed;
+    }
     if (!good) std::printf("next: sluice repair %s\n", asked.path.c_str());
     return good ? kOk : kFailed;
 }

@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "store/sums.h"
@@ -104,6 +105,15 @@ Result<Bundle> find_bundle(const std::string& path, const std::string& pack, io:
     Status s = with_sums(b, *index, access);
     if (!s.ok()) return s;
     return b;
+}
+
+Status missing_model(const Bundle& bundle) {
+    const bool gone = std::all_of(bundle.own.trouble.begin(), bundle.own.trouble.end(),
+                                  [](const Status& s) { return s.code() == Code::not_found; });
+    if (!bundle.packed || !gone) return {};
+    if (!bundle.manifest->shape.keeps_dense)
+        return error(Code::not_found, "{} is missing, and its pack has only the experts: put it back", bundle.gguf);
+    return error(Code::not_found, "{} is missing; sluice unpack {} writes it", bundle.gguf, bundle.pack);
 }
 
 Result<Copy> open_other(const Bundle& bundle, const std::string& path, io::Access access) {

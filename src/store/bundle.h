@@ -27,6 +27,9 @@ struct Bundle {
     }
 };
 
+// What is to be done about a model whose own files are not there although its pack is. OK if they are, or some of them.
+Status missing_model(const Bundle& bundle);
+
 // `pack`: where it is, if not beside the model. not_found if there is neither a pack nor a file of checksums.
 Result<Bundle> find_bundle(const std::string& path, const std::string& pack, io::Access access);
 

@@ -109,7 +109,9 @@ class Repair {
             others_.push_back(std::move(*copy));
         }
         // A model that is not there at all is not made anew: that is what unpack is for.
-        if (!b_.own.missing()) {
+        if (const Status gone = missing_model(b_); !gone.ok()) {
+            out_.missing.push_back(gone.message());
+        } else if (!b_.own.missing()) {
             if (Status s = mend(b_.own, false); !s.ok()) return s;
         }
         if (b_.packed) {

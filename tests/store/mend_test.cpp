@@ -117,6 +117,34 @@ TEST_F(MendTest, WhatIsCutOffOrGoneComesBack) {
     EXPECT_TRUE(m.whole());
 }
 
+TEST_F(MendTest, AModelThatIsNotThereIsSaidToBeMissing) {
+    const TestModel m(dir_);
+    const std::string path = pack(m);
+    EXPECT_TRUE(missing_model(bundle(path)).ok());
+    std::filesystem::rename(m.paths[0], m.paths[0] + ".away");
+    const std::string wanted = fmt::format("{} is missing; sluice unpack {} writes it", m.paths[0], path);
+    EXPECT_EQ(missing_model(bundle(m.paths[0])).message(), wanted);
+    // The pack is mended all the same, as far as somebody has it.
+    const TempDir other;
+    const TestModel copy(other);
+    flip_byte(data_path(path, 0), kPackAlign);
+    for (const bool damaged : {true, false}) {
+        const auto done = mend(m.paths[0], {.from = {copy.paths[0]}});
+        ASSERT_TRUE(done.ok()) << done.status().message();
+        EXPECT_EQ(done->mended.size(), damaged ? 1U : 0U);
+        EXPECT_EQ(done->missing, std::vector<std::string>{wanted});
+    }
+    EXPECT_FALSE(std::filesystem::exists(m.paths[0]));
+    // What the pack alone cannot bring back, it does not promise.
+    std::filesystem::rename(m.paths[0] + ".away", m.paths[0]);
+    std::filesystem::remove(path);
+    std::filesystem::remove(data_path(path, 0));
+    pack(m, true);
+    std::filesystem::remove(m.paths[0]);
+    EXPECT_EQ(missing_model(bundle(m.paths[0])).message(),
+              m.paths[0] + " is missing, and its pack has only the experts: put it back");
+}
+
 TEST_F(MendTest, WhatNobodyHasIsSaidWithTheBytesToFetch) {
     const TestModel m(dir_, 2);
     const TempDir other;
