@@ -9,6 +9,8 @@
 namespace sluice::cli {
 namespace {
 
+constexpr size_t kMostShown = 20;
+
 struct Asked {
     std::string path, pack;
     store::RepairJob job;
@@ -62,10 +64,12 @@ int repair_command(std::vector<std::string> arguments) {
     bar.clear();
     if (!done.ok()) return fail(done.status(), kFailed);
     for (const std::string& line : done->mended) std::printf("mended: %s\n", line.c_str());
-    for (const std::string& line : done->lost) std::printf("lost: %s\n", line.c_str());
+    for (size_t i = 0; i < done->lost.size() && i < kMostShown; ++i) std::printf("lost: %s\n", done->lost[i].c_str());
+    if (done->lost.size() > kMostShown) std::printf("... and %zu more\n", done->lost.size() - kMostShown);
     for (const std::string& line : done->missing) std::printf("%s\n", line.c_str());
-    std::printf("%s: %llu parts looked at, %zu mended, %zu lost\n", asked->path.c_str(),
-                static_cast<unsigned long long>(done->looked_at), done->mended.size(), done->lost.size());
+    std::printf("%s: %llu parts looked at, %zu mended, %llu lost\n", asked->path.c_str(),
+                static_cast<unsigned long long>(done->looked_at), done->mended.size(),
+                static_cast<unsigned long long>(done->lost_parts));
     return done->lost.empty() && done->missing.empty() ? kOk : kFailed;
 }
 

@@ -78,11 +78,61 @@ Result<std::span<const std::byte>> from_any(PartReader& reader, const Reference&
     return why;
 }
 
-std::string to_fetch(const Reference& reference, PartId part) {
-    std::string out;
-    for (const Piece& p : reference.parts.pieces(reference.parts.gguf(), part)) {
-        out += fmt::format("{}bytes {}-{} of {}", out.empty() ? "" : " and ", p.offset, p.offset + p.bytes - 1,
-                           reference.parts.source().files[p.file].name);
+// One line for each stretch of the model's files that these parts take without a gap.
+std::vector<std::string> lost_stretches(const Parts& parts, std::span<const PartDamage> lost) {
+    struct Taken {
+        Piece piece;
+        const PartDamage* damage;
+    };
+    std::vector<Taken> taken;
+    for (const PartDamage& d : lost) {
+        for (const Piece& p : parts.pieces(parts.gguf(), d.part)) taken.push_back({p, &d});
+    }
+    std::sort(taken.begin(), taken.end(), [](const Taken& a, const Taken& b) {
+        return std::pair(a.piece.file, a.piece.offset) < std::pair(b.piece.file, b.piece.offset);
+    });
+    std::vector<std::string> out;
+    for (size_t i = 0; i < taken.size();) {
+        const Piece& first = taken[i].piece;
+        uint64_t end = first.offset + first.bytes;
+        size_t j = i + 1;
+        while (j < taken.size() && taken[j].piece.file == first.file && taken[j].piece.offset == end)
+            end += taken[j++].piece.bytes;
+        const std::string what = j == i + 1
+                                     ? taken[i].damage->what
+                                     : fmt::format("{} parts, from {} to {}", j - i, parts.name(taken[i].damage->part),
+                                                   parts.name(taken[j - 1].damage->part));
+        out.push_back(fmt::format("{}; to fetch: bytes {}-{} of {}", what, first.offset, end - 1,
+                                  parts.source().files[first.file].name));
+        i = j;
+    }
+    return out;
+}
+
+// Whether the copy has the part in files that are there.
+bool can_give(const Copy& copy, const Parts& parts, PartId part) {
+    if (!copy.holds(parts, part)) return false;
+    const std::vector<Piece> pieces = parts.pieces(copy.map, part);
+    return std::all_of(pieces.begin(), pieces.end(), [&](const Piece& p) { return copy.files[p.file] != nullptr; });
+}
+
+// The target's files that are not there and that these helpers cannot bring back: of the experts in them (of the rest,
+// if they keep no experts) nobody has any. They may be elsewhere, and an empty file would stand in their place.
+std::vector<bool> left_missing(const Parts& parts, const Copy& target, std::span<const Copy* const> helpers) {
+    std::vector<bool> experts(target.paths.size()), experts_come(target.paths.size()), rest_comes(target.paths.size());
+    for (PartId p = 0; p < parts.count(); ++p) {
+        if (!target.holds(parts, p)) continue;
+        const bool comes =
+            std::any_of(helpers.begin(), helpers.end(), [&](const Copy* c) { return can_give(*c, parts, p); });
+        const bool dense = p < parts.first(1);
+        for (const Piece& x : parts.pieces(target.map, p)) {
+            if (!dense) experts[x.file] = true;
+            if (comes) (dense ? rest_comes : experts_come)[x.file] = true;
+        }
+    }
+    std::vector<bool> out(target.paths.size());
+    for (size_t f = 0; f < out.size(); ++f) {
+        out[f] = target.trouble[f].code() == Code::not_found && !(experts[f] ? experts_come : rest_comes)[f];
     }
     return out;
 }
@@ -127,8 +177,22 @@ class Repair {
   private:
     Status mend(Copy& target, bool is_pack) {
         const Reference& reference = *b_.reference;
-        const auto verdict = verify_copy(reference, target, engine_, Depth::full, job_.progress);
+        const Parts& parts = reference.parts;
+        std::vector<const Copy*> helpers{is_pack ? &b_.own : b_.packed ? &*b_.packed : nullptr};
+        for (const Copy& c : others_) helpers.push_back(&c);
+        std::erase(helpers, nullptr);
+        const std::vector<bool> left = left_missing(parts, target, helpers);
+        for (size_t f = 0; f < left.size(); ++f) {
+            if (!left[f]) continue;
+            out_.missing.push_back(
+                fmt::format("{} is missing: put it back, or sluice repair {} --from COPY", target.paths[f], b_.gguf));
+        }
+        auto verdict = verify_copy(reference, target, engine_, Depth::full, job_.progress);
         if (!verdict.ok()) return verdict.status();
+        std::erase_if(verdict->damage, [&](const PartDamage& d) {
+            const std::vector<Piece> pieces = parts.pieces(target.map, d.part);
+            return std::any_of(pieces.begin(), pieces.end(), [&](const Piece& p) { return left[p.file]; });
+        });
         out_.looked_at += verdict->parts;
         // A drive loses a little. A model that was trained on differs in all of some tensors.
         constexpr uint64_t kFew = 16, kOneIn = 64;
@@ -141,23 +205,23 @@ class Repair {
                          b_.pack.empty() ? "its file of checksums" : b_.pack);
         }
         Writers writers(files_, target.paths);
-        if (Status s = mend_frames(target, writers, is_pack); !s.ok()) return s;
-        std::vector<const Copy*> helpers{is_pack ? &b_.own : b_.packed ? &*b_.packed : nullptr};
-        for (const Copy& c : others_) helpers.push_back(&c);
-        std::erase(helpers, nullptr);
+        if (Status s = mend_frames(target, writers, is_pack, left); !s.ok()) return s;
         std::vector<PartId> written;
+        std::vector<PartDamage> lost;
         uint64_t done = 0;
         for (const PartDamage& d : verdict->damage) {
             if (Status s = stopped_unless(job_.progress, done++, verdict->damage.size()); !s.ok()) return s;
             const auto bytes = from_any(reader_, reference, helpers, d.part);
             if (!bytes.ok()) {
-                out_.lost.push_back(d.what + "; to fetch: " + to_fetch(reference, d.part));
+                lost.push_back(d);
                 continue;
             }
             if (Status s = writers.write(reference.parts, target.map, d.part, *bytes); !s.ok()) return s;
             written.push_back(d.part);
         }
         if (Status s = writers.sync(); !s.ok()) return s;
+        out_.lost_parts += lost.size();
+        for (std::string& line : lost_stretches(parts, lost)) out_.lost.push_back(std::move(line));
         if (written.empty()) return {};
         const Copy again = open_copy(target.name, target.map, target.paths, job_.access);
         for (const PartId p : written) {
@@ -173,8 +237,9 @@ class Repair {
     }
 
     // Sizes, and the first bytes of a pack's data files.
-    Status mend_frames(const Copy& target, Writers& writers, bool is_pack) {
+    Status mend_frames(const Copy& target, Writers& writers, bool is_pack, const std::vector<bool>& left) {
         for (uint32_t f = 0; f < target.paths.size(); ++f) {
+            if (left[f]) continue;
             const std::string& path = target.paths[f];
             const uint64_t wanted = target.map.file_bytes[f];
             const uint64_t size = size_of(path);

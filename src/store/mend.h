@@ -25,7 +25,8 @@ struct Repaired {
     uint64_t looked_at = 0;            // parts
     std::vector<std::string> mended;   // one sentence each
     std::vector<std::string> missing;  // files that are not there and were not made anew, and what to do
-    std::vector<std::string> lost;     // what nobody has, and what to fetch
+    uint64_t lost_parts = 0;           // what nobody has
+    std::vector<std::string> lost;     // the same by stretches of the model's files, and what to fetch
 };
 Result<Repaired> repair(Files& files, Bundle bundle, io::Engine& engine, const RepairJob& job);
 

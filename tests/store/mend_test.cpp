@@ -145,6 +145,46 @@ TEST_F(MendTest, AModelThatIsNotThereIsSaidToBeMissing) {
               m.paths[0] + " is missing, and its pack has only the experts: put it back");
 }
 
+TEST_F(MendTest, ADataFileThatNobodyCanBringBackIsNotMadeAnew) {
+    const TestModel m(dir_);
+    const std::string path = pack(m, true);
+    const std::string data = data_path(path, 0), bytes = read_file(data);
+    std::filesystem::remove(data);
+    const auto done = mend(m.paths[0]);
+    ASSERT_TRUE(done.ok()) << done.status().message();
+    EXPECT_FALSE(std::filesystem::exists(data));
+    EXPECT_EQ(done->missing, std::vector<std::string>{fmt::format(
+                                 "{} is missing: put it back, or sluice repair {} --from COPY", data, m.paths[0])});
+    EXPECT_TRUE(done->lost.empty());
+    EXPECT_TRUE(done->mended.empty());
+    // From a copy it is.
+    const TempDir other;
+    const TestModel copy(other);
+    const auto again = mend(m.paths[0], {.from = {copy.paths[0]}});
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    EXPECT_TRUE(again->missing.empty());
+    EXPECT_EQ(read_file(data), bytes);
+}
+
+TEST_F(MendTest, WhatIsLostSideBySideIsOneLine) {
+    const TestModel m(dir_);
+    const std::string path = pack(m, true);
+    std::filesystem::resize_file(data_path(path, 0), kPackAlign);
+    const auto done = mend(m.paths[0]);
+    ASSERT_TRUE(done.ok()) << done.status().message();
+    const Bundle b = bundle(path);
+    const Parts& parts = b.reference->parts;
+    EXPECT_EQ(done->lost_parts, parts.count() - parts.first(1));
+    size_t tensors = 0;
+    uint64_t first = UINT64_MAX;
+    for (const auto& set : m.geometry.sets) {
+        tensors += set.tensors.size();
+        for (const auto& t : set.tensors) first = std::min(first, t.offset);
+    }
+    EXPECT_LE(done->lost.size(), tensors);
+    EXPECT_NE(done->lost[0].find(fmt::format("to fetch: bytes {}-", first)), std::string::npos) << done->lost[0];
+}
+
 TEST_F(MendTest, WhatNobodyHasIsSaidWithTheBytesToFetch) {
     const TestModel m(dir_, 2);
     const TempDir other;
