@@ -55,12 +55,12 @@ Result<Asked> parse(std::vector<std::string> arguments) {
 }
 
 // Whether the model may be emptied.
-Status confirm(const Asked& asked) {
+Status confirm(const Asked& asked, const model::GgufIndex& index) {
     if (!asked.job.reclaim || asked.yes) return {};
     const std::string what = fmt::format(
         "--reclaim takes the experts out of {0} layer by layer, as the pack gets them. Afterwards only Sluice can run "
-        "it, from both; other programs would load it and answer nonsense. sluice unpack --in-place {0} undoes it",
-        asked.path);
+        "it, from both; other programs would load it and answer nonsense. {1} undoes it",
+        asked.path, store::way_back(index, asked.job.out));
     if (isatty(STDIN_FILENO) != 1) return error(Code::invalid_argument, "{}. Say --yes if that is wanted", what);
     std::fprintf(stderr, "%s.\nType yes to go on: ", what.c_str());
     char answer[8] = {};
@@ -79,7 +79,7 @@ int pack_command(std::vector<std::string> arguments) {
     if (!index.ok()) return fail(index.status(), kFailed);
     const auto geometry = model::derive_geometry(*index);
     if (!geometry.ok()) return fail(geometry.status(), kFailed);
-    if (Status s = confirm(*asked); !s.ok()) return fail(s, kUsage);
+    if (Status s = confirm(*asked, *index); !s.ok()) return fail(s, kUsage);
     const auto engine = io::make_engine({});
     if (!engine.ok()) return fail(engine.status(), kFailed);
     ProgressBar bar("packing");
@@ -102,9 +102,10 @@ int pack_command(std::vector<std::string> arguments) {
     if (asked->job.reclaim) {
         std::printf(
             "%s of %s were given back. It is a skeleton now: only Sluice can run it, together with the pack.\n"
-            "next: run it as before%s; sluice unpack --in-place %s brings it back\n",
+            "next: run it as before%s; %s brings it back\n",
             human_bytes(done->given_back).c_str(), model.c_str(),
-            asked->job.out.empty() ? "" : (" with --store " + done->path).c_str(), model.c_str());
+            asked->job.out.empty() ? "" : (" with --store " + done->path).c_str(),
+            store::way_back(*index, done->path).c_str());
         return kOk;
     }
     std::printf("next: sluice verify %s reads it back and compares; sluice run -m %s%s reads experts from it\n",

@@ -37,13 +37,13 @@ Result<Stamp> stamp_of(const std::string& path) {
                  int64_t{st.st_mtim.tv_sec} * 1'000'000'000 + st.st_mtim.tv_nsec};
 }
 
-std::string guard_text(const std::string& gguf, const std::string& pack) {
+std::string guard_text(const std::string& gguf, const std::string& pack, const std::string& way_back) {
     return fmt::format(
         "The experts were taken out of\n  {0}\nto free its room on the drive; they are in\n  {1}\nThe file keeps its "
         "size, but there are zeros where experts were. Sluice runs the model from both. Other programs would load the "
-        "file and answer nonsense.\n\n  sluice unpack --in-place {0}\n\nbrings the file back, byte for byte, and "
+        "file and answer nonsense.\n\n  {2}\n\nbrings the file back, byte for byte, and "
         "removes this note. Keep the pack until then.\n",
-        gguf, pack);
+        gguf, pack, way_back);
 }
 
 // The whole blocks of the drive within a tensor's experts.
@@ -400,7 +400,7 @@ class Packer {
     Status guard() {
         if (guarded_) return {};
         for (const std::string& path : gguf_.paths) {
-            const std::string text = guard_text(path, out_);
+            const std::string text = guard_text(path, out_, way_back(index_, out_));
             const auto bytes = std::as_bytes(std::span(text.data(), text.size()));
             if (Status st = replace_file(files_, guard_path(path), bytes); !st.ok()) return st;
         }
@@ -459,6 +459,11 @@ class Packer {
 };
 
 }  // namespace
+
+std::string way_back(const model::GgufIndex& index, const std::string& pack) {
+    const std::string named = pack.empty() || pack == pack_path(index) ? "" : " --pack " + pack;
+    return fmt::format("sluice unpack --in-place {}{}", index.files()[0].path, named);
+}
 
 Result<PackDone> make_pack(Files& files, const model::GgufIndex& index, const model::Geometry& geometry,
                            io::Engine& engine, const PackJob& job) {

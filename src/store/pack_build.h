@@ -40,4 +40,7 @@ struct PackDone {
 Result<PackDone> make_pack(Files& files, const model::GgufIndex& index, const model::Geometry& geometry,
                            io::Engine& engine, const PackJob& job);
 
+// The command that undoes reclaiming into this pack (empty: the one beside the model).
+std::string way_back(const model::GgufIndex& index, const std::string& pack);
+
 }  // namespace sluice::store

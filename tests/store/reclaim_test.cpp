@@ -116,6 +116,19 @@ TEST_F(ReclaimTest, ExpertsMoveIntoThePackAndTheRestStays) {
     }
 }
 
+TEST_F(ReclaimTest, TheNoteNamesAPackThatLiesElsewhere) {
+    const TempDir elsewhere;
+    const TestModel m(dir_, 2);
+    PackJob job = reclaiming();
+    job.out = elsewhere / "p.sluice";
+    ASSERT_TRUE(pack(m, job).ok());
+    const std::string command = fmt::format("sluice unpack --in-place {} --pack {}", m.paths[0], job.out);
+    EXPECT_EQ(way_back(m.index, job.out), command);
+    EXPECT_EQ(way_back(m.index, ""), "sluice unpack --in-place " + m.paths[0]);
+    EXPECT_EQ(way_back(m.index, m.paths[0] + ".sluice"), way_back(m.index, ""));
+    for (const std::string& p : m.paths) EXPECT_NE(read_file(guard_path(p)).find(command), std::string::npos);
+}
+
 TEST_F(ReclaimTest, ACompletePackIsComparedBeforeTheModelIsEmptied) {
     const TestModel m(dir_);
     ASSERT_TRUE(pack(m, {}).ok());
