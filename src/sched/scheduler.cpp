@@ -42,19 +42,19 @@ Scheduler::Scheduler(Slots& slots, io::Engine& engine, const Clock& clock, Optio
     batch_.reserve(kPieces);
 }
 
-// What is at the device still writes into the slots, so it is waited for; the memory must outlive it.
+// What is at the device still writes into the slots, so it is waited for; the memory must outlive it. Then every ticket
+// ends like any other, and gives its lease back.
 Scheduler::~Scheduler() {
-    for (Index t = 0; t < tickets_.size(); ++t) {
-        if (tickets_[t].state == TicketState::queued) finish(t, TicketState::cancelled, {});
-    }
-    for (Queue& q : queues_) {
-        while (q.head != kNone) dequeue(q.head);
-    }
     std::array<io::Completion, kPieces> done;
     while (at_device_ > 0) {
         const size_t n = engine_.wait(done);
         if (n == 0) break;
         at_device_ -= static_cast<uint32_t>(std::min<size_t>(n, at_device_));
+    }
+    for (Index t = 0; t < tickets_.size(); ++t) {
+        if (tickets_[t].state == TicketState::free) continue;
+        tickets_[t].pieces = 0;
+        finish(t, TicketState::cancelled, {});
     }
 }
 
