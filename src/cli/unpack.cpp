@@ -44,7 +44,7 @@ int unpack_command(std::vector<std::string> arguments) {
     if (asks_help(arguments)) return print_help(help_text(*find_command("unpack")));
     auto asked = parse(std::move(arguments));
     if (!asked.ok()) return fail(asked.status(), kUsage);
-    auto bundle = store::find_bundle(asked->path, asked->pack, io::Access::direct);
+    auto bundle = store::find_packed(asked->path, asked->pack, io::Access::direct);
     if (!bundle.ok()) return fail(bundle.status(), kFailed);
     const auto engine = io::make_engine({});
     if (!engine.ok()) return fail(engine.status(), kFailed);

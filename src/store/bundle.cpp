@@ -107,6 +107,21 @@ Result<Bundle> find_bundle(const std::string& path, const std::string& pack, io:
     return b;
 }
 
+Result<Bundle> find_packed(const std::string& path, const std::string& pack, io::Access access) {
+    auto found = find_bundle(path, pack, access);
+    if (found.ok() && found->packed) return found;
+    const auto index = model::GgufIndex::open(path);
+    if (!index.ok() || !pack.empty() || exists(pack_path(*index)) || exists(partial_path(pack_path(*index))))
+        return found.ok() ? error(Code::not_found, "there is no pack of {}", path) : found.status();
+    const std::string& gguf = index->files()[0].path;
+    const auto geometry = model::derive_geometry(*index);
+    const bool taken_out = exists(guard_path(gguf)) || (geometry.ok() && is_skeleton(*index, *geometry));
+    return error(Code::not_found, "there is no pack of {} beside it: {}", gguf,
+                 taken_out ? "its experts were taken out; name the pack that has them with --pack PACK, or copy or "
+                             "download the file again"
+                           : "if there is one elsewhere, name it with --pack PACK");
+}
+
 Status missing_model(const Bundle& bundle) {
     const bool gone = std::all_of(bundle.own.trouble.begin(), bundle.own.trouble.end(),
                                   [](const Status& s) { return s.code() == Code::not_found; });

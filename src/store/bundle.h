@@ -33,6 +33,9 @@ Status missing_model(const Bundle& bundle);
 // `pack`: where it is, if not beside the model. not_found if there is neither a pack nor a file of checksums.
 Result<Bundle> find_bundle(const std::string& path, const std::string& pack, io::Access access);
 
+// The same for who needs the pack: not_found, and what to do, if there is none.
+Result<Bundle> find_packed(const std::string& path, const std::string& pack, io::Access access);
+
 // A copy of the model's file, or of its pack, for comparison; its shape is the bundle's. Its own checksums are not
 // believed: the bundle's are.
 Result<Copy> open_other(const Bundle& bundle, const std::string& path, io::Access access);

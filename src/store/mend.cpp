@@ -286,6 +286,12 @@ Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::stri
     if (!bundle.complete())
         return error(Code::unsupported, "{} is not complete; sluice unpack --in-place undoes what was begun",
                      bundle.pack);
+    const bool whole_model =
+        std::all_of(bundle.own.trouble.begin(), bundle.own.trouble.end(), [](const Status& s) { return s.ok(); });
+    if (!bundle.manifest->shape.keeps_dense && !whole_model)
+        return error(Code::not_found,
+                     "this pack has only the experts; the model is needed too: sluice unpack --pack {} MODEL",
+                     bundle.pack);
     const Reference& reference = *bundle.reference;
     const Parts& parts = reference.parts;
     std::vector<std::string> names, now;

@@ -24,8 +24,9 @@ Status skeleton_error(const std::string& gguf, const std::string& pack, const St
         help = fmt::format("sluice pack --reclaim was interrupted: run it again, or sluice unpack --in-place {}", gguf);
     } else if (pack_trouble.ok() || pack_trouble.code() == Code::not_found) {
         help = fmt::format(
-            "if sluice pack --reclaim took them out, name their pack with --store; without one, copy or "
-            "download the file again, or sluice repair {} --from COPY",
+            "if sluice pack --reclaim took them out, put their pack back beside it, or name it (run: --store PACK; "
+            "verify, repair and unpack: --pack PACK); without one, copy or download the file again, or sluice repair "
+            "{} --from COPY",
             gguf);
     } else {
         help = fmt::format("and its pack cannot be used: {}; sluice repair {}", pack_trouble.message(), gguf);

@@ -162,7 +162,7 @@ fails_saying "no model to pack" 2 "which model" "$sluice" pack
 fails_saying "a layout that is none" 2 "neither layer nor component" "$sluice" pack "$pack" --layout spiral
 fails_saying "a file too small for a layer" 2 "more than a file may have" "$sluice" pack "$pack" --split 100K
 fails_saying "a model is not emptied without being told" 2 "--yes" "$sluice" pack --reclaim "$pack"
-fails_saying "nothing to unpack" 1 "No such file" "$sluice" unpack "$pack"
+fails_saying "nothing to unpack" 1 "there is no pack of" "$sluice" unpack "$pack"
 check "a pack is made" "$sluice" pack "$pack" --split 12M
 cp "$work/out" "$work/packing"
 check "it tells what is next" grep -q "next: sluice verify" "$work/packing"

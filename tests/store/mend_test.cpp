@@ -308,6 +308,58 @@ TEST_F(MendTest, UnpackGivesEveryFileBackByteForByte) {
     }
 }
 
+TEST_F(MendTest, APackOfExpertsAloneSaysThatTheModelIsNeeded) {
+    const TestModel m(dir_);
+    const TempDir away;
+    const std::string path = pack(m, true), moved = away / "p.sluice";
+    std::filesystem::rename(path, moved);
+    std::filesystem::rename(data_path(path, 0), data_path(moved, 0));
+    const auto done = unpack_into(Files::system(), bundle(moved), away / "", *engine_, kBuffered, {});
+    EXPECT_EQ(done.status().message(),
+              "this pack has only the experts; the model is needed too: sluice unpack --pack " + moved + " MODEL");
+    EXPECT_FALSE(std::filesystem::exists(away / "m.gguf.partial"));
+    EXPECT_FALSE(std::filesystem::exists(away / "p.partial"));
+    // With it, the whole comes out.
+    auto both = find_bundle(m.paths[0], moved, kBuffered);
+    ASSERT_TRUE(both.ok()) << both.status().message();
+    const auto whole = unpack_into(Files::system(), *both, away / "", *engine_, kBuffered, {});
+    ASSERT_TRUE(whole.ok()) << whole.status().message();
+    EXPECT_EQ(read_file(whole->paths[0]), m.contents[0]);
+}
+
+// --in-place too.
+TEST_F(MendTest, WithoutAPackUnpackSaysWhatToDo) {
+    const TestModel m(dir_);
+    const auto find = [&](const std::string& pack) { return find_packed(m.paths[0], pack, kBuffered); };
+    const std::string none = fmt::format("there is no pack of {} beside it: ", m.paths[0]);
+    EXPECT_EQ(find("").status().message(), none + "if there is one elsewhere, name it with --pack PACK");
+    // Checksums are none.
+    const auto store = RecordStore::open(m.index, m.geometry, {.access = kBuffered}, nullptr);
+    ASSERT_TRUE(
+        save_sums(Files::system(), m.index, {*describe(m.index, m.geometry), *compute_sums(*store, *engine_, {})})
+            .ok());
+    EXPECT_EQ(find("").status().message(), none + "if there is one elsewhere, name it with --pack PACK");
+    const std::string path = pack(m, true);
+    EXPECT_TRUE(find("").ok());
+    // What is wrong with one that is there, or named, is said as it is.
+    std::filesystem::rename(path, path + ".away");
+    EXPECT_TRUE(find(path + ".away").ok());
+    EXPECT_NE(find(dir_ / "none").status().message().find("none"), std::string::npos);
+    EXPECT_EQ(find("").status().message(), none +
+                                               "its experts were taken out; name the pack that has them with --pack "
+                                               "PACK, or copy or download the file again");
+    write_file(path, "mine");
+    EXPECT_EQ(find("").status().message().find(none), std::string::npos) << find("").status().message();
+    EXPECT_FALSE(find_packed(dir_ / "none.gguf", "", kBuffered).ok());
+    // Nor does anything else tell of options that its command lacks.
+    std::filesystem::remove(path);
+    const auto s = RecordStore::open(m.index, m.geometry, {.access = kBuffered}, nullptr);
+    EXPECT_NE(s.status().message().find("put their pack back beside it, or name it (run: --store PACK; verify, repair "
+                                        "and unpack: --pack PACK)"),
+              std::string::npos)
+        << s.status().message();
+}
+
 TEST_F(MendTest, UnpackInPlaceFillsASkeleton) {
     for (const int shards : {1, 5}) {
         const TempDir dir;
