@@ -6,7 +6,7 @@
 namespace sluice::store {
 
 Result<ManifestFile> ManifestFile::open(Files& files, const std::string& path, bool create) {
-    auto out = OutputFile::open(files, path, create ? O_RDWR | O_CREAT : O_RDWR);
+    auto out = OutputFile::open(files, path, create ? O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW : O_RDWR);
     if (!out.ok()) return out.status();
     if (Status s = out->lock(); !s.ok()) return s;
     struct stat ours {
@@ -23,6 +23,7 @@ uint64_t ManifestFile::size() const {
 }
 
 Status ManifestFile::start(const Manifest& manifest) {
+    if (Status s = out_.resize(0); !s.ok()) return s;
     return out_.resize(2 * encode_manifest(manifest).size());
 }
 

@@ -13,16 +13,17 @@ namespace sluice::store {
 
 class ManifestFile {
   public:
-    // Locked. Error if it was renamed or removed meanwhile.
+    // Locked. Error if it was renamed or removed meanwhile, or is to be created and exists.
     static Result<ManifestFile> open(Files& files, const std::string& path, bool create);
 
     [[nodiscard]] const std::string& path() const { return path_; }
+    [[nodiscard]] int fd() const { return out_.fd(); }
     [[nodiscard]] uint64_t size() const;
     // Durably. The manifest gets the next generation.
     Status commit(Manifest& manifest);
     // Both slots say the same then, so that either may be lost.
     Status commit_both(Manifest& manifest);
-    // Room for both slots of a new manifest.
+    // Empties the file and makes room for both slots of a new manifest.
     Status start(const Manifest& manifest);
 
   private:

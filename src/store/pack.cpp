@@ -234,6 +234,14 @@ Result<ReadManifest> parse_manifest(std::string_view bytes) {
     return out;
 }
 
+bool begun_slots(std::string_view bytes) {
+    if (bytes.size() % (2 * kPackAlign) != 0) return false;
+    const auto first = bytes.substr(0, bytes.size() / 2);
+    const auto second = bytes.substr(bytes.size() / 2);
+    const bool begun = first.starts_with(kMagic) || second.starts_with(kMagic);
+    return begun && (first.starts_with(kMagic) || is_zero(first)) && (second.starts_with(kMagic) || is_zero(second));
+}
+
 Result<ReadManifest> read_manifest(const std::string& path) {
     const auto bytes = read_whole(path, kMaxManifestBytes);
     if (!bytes.ok()) return bytes.status();

@@ -67,6 +67,8 @@ struct ReadManifest {
 };
 // Of the whole file's bytes: the newer slot that is sound.
 Result<ReadManifest> parse_manifest(std::string_view bytes);
+// Whether this is a manifest's file with its slots, of which perhaps none is sound.
+bool begun_slots(std::string_view bytes);
 // not_found if there is none.
 Result<ReadManifest> read_manifest(const std::string& path);
 bool looks_like_manifest(const std::string& path);

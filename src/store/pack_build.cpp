@@ -22,6 +22,17 @@ bool exists(const std::string& path) {
     return ::lstat(path.c_str(), &st) == 0;
 }
 
+Status not_ours(const std::string& path) {
+    return error(Code::invalid_argument, "{} exists and is no part of this pack: move it away, or choose another --out",
+                 path);
+}
+
+// Such as links: what is behind them is not ours to write.
+bool plain_file(const std::string& path) {
+    struct stat st {};
+    return ::lstat(path.c_str(), &st) == 0 && S_ISREG(st.st_mode);
+}
+
 // By which a change of a model's file is noticed.
 struct Stamp {
     uint64_t device = 0, inode = 0, size = 0;
@@ -64,16 +75,13 @@ class Packer {
         if (!identity.ok()) return identity.status();
         identity_ = std::move(*identity);
         out_ = job_.out.empty() ? pack_path(index_) : job_.out;
-        for (const model::FileEntry& f : index_.files()) {
-            if (exists(out_) && same_file(out_, f))
-                return error(Code::invalid_argument, "{} is the model itself; a pack needs a name of its own", out_);
-        }
+        if (Status s = names_are_free(); !s.ok()) return s;
         if (Status s = open_manifest(); !s.ok()) return s;
         Status s = prepare();
         if (s.ok() && fresh_) s = begin();
         if (!s.ok()) {
             // Nothing was made but an empty manifest.
-            if (fresh_ && !begun_) (void)files_.remove(manifest_file_->path());
+            if (created_ && !begun_) (void)files_.remove(manifest_file_->path());
             return s;
         }
         if (s = reclaim_found(); !s.ok()) return s;
@@ -96,15 +104,31 @@ class Packer {
         return stamp.ok() && stamp->device == f.device && stamp->inode == f.inode;
     }
 
+    // No name that is about to be written is one of the model's, by whatever link.
+    Status names_are_free() const {
+        std::vector<std::string> names{out_, partial_path(out_)};
+        for (uint32_t f = 0; exists(data_path(out_, f)); ++f) names.push_back(data_path(out_, f));
+        for (const std::string& name : names) {
+            for (const model::FileEntry& f : index_.files()) {
+                if (same_file(name, f))
+                    return error(Code::invalid_argument, "{} is the model itself; a pack needs a name of its own",
+                                 name);
+            }
+        }
+        return {};
+    }
+
     // Takes the manifest that is there, whole or partial, or decides on a new one.
     Status open_manifest() {
         complete_ = exists(out_);
         const std::string path = complete_ ? out_ : partial_path(out_);
-        auto file = ManifestFile::open(files_, path, !complete_);
+        created_ = !exists(path);
+        if (!complete_ && !created_ && !plain_file(path)) return not_ours(path);
+        auto file = ManifestFile::open(files_, path, created_);
         if (!file.ok()) return file.status();
         manifest_file_.emplace(std::move(*file));
         Status s = adopt(path);
-        if (fresh_ && !s.ok()) (void)files_.remove(path);
+        if (created_ && !s.ok()) (void)files_.remove(path);
         return s;
     }
 
@@ -114,12 +138,10 @@ class Packer {
         auto read = read_manifest(path);
         // Before its first generation was durable, no data file was made.
         fresh_ = !complete_ && !read.ok() && !data;
-        if (!read.ok() && !complete_ && data && manifest_file_->size() == 0) {
-            fresh_ = true;
-            return error(Code::invalid_argument,
-                         "{} is there already, and belongs to no pack that is being made: "
-                         "move it away, or choose another --out",
-                         data_path(out_, 0));
+        if (!read.ok() && !complete_) {
+            if (!begun_manifest(path)) return not_ours(path);
+            if (data && manifest_file_->size() == 0)
+                return not_ours(data_path(out_, exists(data_path(out_, 0)) ? 0 : 1));
         }
         if (!fresh_) {
             if (!read.ok()) {
@@ -162,7 +184,44 @@ class Packer {
         if (fresh_) manifest_.sums.assign(parts_->count(), 0);
         done_.found = manifest_.done;
         data_.resize(map_.map.file_bytes.size());
+        for (uint32_t f = 0; f < data_.size() && !complete_; ++f) {
+            const std::string name = data_path(out_, f);
+            if (!exists(name) || (!fresh_ && begun_data(f))) continue;
+            if (!manifest_.reclaimed) return not_ours(name);
+            return error(Code::corrupt,
+                         "{} is another file than this pack's, or damaged at its beginning: bring the right one back; "
+                         "what it holds was taken out of the model",
+                         name);
+        }
         return {};
+    }
+
+    // What an earlier call may have left before it could write all of the first slot.
+    bool begun_manifest(const std::string& path) const {
+        const auto bytes = read_whole(path, kMaxManifestBytes);
+        if (!bytes.ok()) return false;
+        if (bytes->empty() || begun_slots(*bytes)) return true;
+        return bytes->size() % (2 * kPackAlign) == 0 && all_hole(manifest_file_->fd(), 0, bytes->size());
+    }
+
+    // Our header, or what an earlier call may have left before it could write all of it.
+    bool begun_data(uint32_t file) const {
+        const std::string name = data_path(out_, file);
+        if (!plain_file(name)) return false;
+        const int fd = ::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0) return false;
+        const std::string ours = data_header(manifest_, map_, file);
+        std::string head(ours.size() + 1, '\0');
+        const ssize_t n = ::pread(fd, head.data(), head.size(), 0);
+        ::close(fd);
+        if (n < 0) return false;
+        head.resize(static_cast<size_t>(n));
+        if (head.starts_with(ours)) return true;
+        if (head.size() > ours.size()) return false;
+        for (size_t i = 0; i < head.size(); ++i) {
+            if (head[i] != 0 && head[i] != ours[i]) return false;
+        }
+        return true;
     }
 
     // Opens the model and looks whether all of it can be done, before any of it is.
@@ -243,11 +302,6 @@ class Packer {
     }
 
     Status begin() {
-        for (uint32_t f = 0; f < data_.size(); ++f) {
-            if (exists(data_path(out_, f)))
-                return error(Code::invalid_argument, "{} is there already, and belongs to no pack that is being made",
-                             data_path(out_, f));
-        }
         if (Status s = manifest_file_->start(manifest_); !s.ok()) return s;
         begun_ = true;
         if (Status s = manifest_file_->commit(manifest_); !s.ok()) return s;
@@ -261,10 +315,16 @@ class Packer {
 
     Result<OutputFile*> data(uint32_t file) {
         if (!data_[file]) {
-            auto out = OutputFile::open(files_, data_path(out_, file), O_RDWR | O_CREAT);
+            // adopt() has looked at what is there; what came since is not ours.
+            const std::string name = data_path(out_, file);
+            const bool there = exists(name);
+            if (there && !begun_data(file)) return not_ours(name);
+            auto out = OutputFile::open(files_, name, O_RDWR | O_NOFOLLOW | (there ? 0 : O_CREAT | O_EXCL));
             if (!out.ok()) return out.status();
             const std::string header = data_header(manifest_, map_, file);
             if (Status s = out->write(std::as_bytes(std::span(header.data(), header.size())), 0); !s.ok()) return s;
+            // By it the next call knows the file, however large it was made.
+            if (Status s = out->sync(); !s.ok()) return s;
             if (Status s = sync_names(); !s.ok()) return s;
             data_[file].emplace(std::move(*out));
         }
@@ -443,6 +503,7 @@ class Packer {
     Identity identity_;
     std::string out_;
     bool complete_ = false;  // it has its name
+    bool created_ = false;   // this call made the manifest's file
     bool fresh_ = false;     // there was nothing
     bool begun_ = false;     // now there is
     std::optional<ManifestFile> manifest_file_;

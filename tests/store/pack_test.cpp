@@ -256,7 +256,7 @@ TEST_F(PackTest, WhatCannotBePackedIsRefusedInWords) {
     says({.split = 9000}, "more than a file may have");
     says({.out = dir_ / "none/m.sluice"}, "No such file");
     write_file(m.paths[0] + ".sluice.1", "mine");
-    says({}, "is there already");
+    says({}, "m.gguf.sluice.1 exists and is no part of this pack");
     EXPECT_EQ(read_file(m.paths[0] + ".sluice.1"), "mine");
     std::filesystem::remove(m.paths[0] + ".sluice.1");
     write_file(m.paths[0] + ".sluice", "mine");
@@ -276,6 +276,85 @@ TEST_F(PackTest, WhatCannotBePackedIsRefusedInWords) {
     ASSERT_FALSE(done.ok());
     EXPECT_NE(done.status().message().find("--reclaim"), std::string::npos) << done.status().message();
     EXPECT_FALSE(std::filesystem::exists(m.paths[0] + ".sluice.partial"));
+}
+
+// The names of a pack may be anybody's files already, and the model's own by any link.
+TEST_F(PackTest, NothingOfOthersUnderThePacksNamesIsTouched) {
+    namespace fs = std::filesystem;
+    const std::string zeros(2 * kPackAlign, '\0');
+    for (const char* suffix : {".partial", ".1", ".2"}) {
+        const TempDir dir, other;
+        const TestModel m(dir), different(other, 1, 2);
+        ASSERT_TRUE(pack(different, {.split = 300'000}).ok());
+        const std::string out = dir / "p.sluice", name = out + suffix;
+        const auto refused = [&](const std::string& words) {
+            const std::string before = read_file(name);
+            const auto done = pack(m, {.out = out, .split = 300'000});
+            ASSERT_FALSE(done.ok()) << name;
+            EXPECT_NE(done.status().message().find(words), std::string::npos) << done.status().message();
+            EXPECT_NE(done.status().message().find(name), std::string::npos) << done.status().message();
+            EXPECT_TRUE(m.whole());
+            EXPECT_EQ(read_file(name), before);
+            EXPECT_FALSE(fs::exists(out));
+            EXPECT_TRUE(fs::remove(name)) << "it was taken away";
+            EXPECT_EQ(fs::exists(out + ".partial"), false);
+        };
+        if (std::string_view(suffix) != ".2") {
+            fs::create_symlink(m.paths[0], name);
+            refused("the model itself");
+            fs::create_hard_link(m.paths[0], name);
+            refused("the model itself");
+        }
+        for (const std::string& bytes : {std::string("mine"), std::string(70'000, 'x'), zeros + "x", zeros,
+                                         read_file(data_path(different.paths[0] + ".sluice", 0))}) {
+            write_file(name, bytes);
+            refused("exists and is no part of this pack");
+        }
+        write_file(other / "away", "");
+        fs::create_symlink(other / "away", name);
+        refused("exists and is no part of this pack");
+    }
+    // Also when the pack was begun before they came.
+    const TestModel m(dir_);
+    int n = 0;
+    PackJob job{.split = 300'000};
+    job.progress = [&](uint64_t, uint64_t) { return ++n != 5; };
+    ASSERT_FALSE(pack(m, job).ok());
+    const std::string path = m.paths[0] + ".sluice";
+    write_file(path + ".2", std::string(70'000, 'x'));
+    EXPECT_FALSE(pack(m).ok());
+    EXPECT_EQ(read_file(path + ".2"), std::string(70'000, 'x'));
+    fs::remove(path + ".2");
+    EXPECT_TRUE(fs::exists(path + ".partial"));
+    EXPECT_TRUE(pack(m).ok());
+}
+
+TEST_F(PackTest, AManifestThatWasTornBeforeAnyDataIsBegunAnew) {
+    const TestModel m(dir_);
+    ASSERT_TRUE(pack(m).ok());
+    const std::string path = m.paths[0] + ".sluice";
+    std::string torn = read_file(path);
+    std::filesystem::remove(path);
+    std::filesystem::remove(path + ".1");
+    torn[100] = static_cast<char>(torn[100] ^ 1);
+    torn[torn.size() / 2 + 100] = torn[100];
+    torn[torn.size() - 5] = 1;
+    ASSERT_FALSE(parse_manifest(torn).ok());
+    write_file(path + ".partial", torn);
+    const auto done = pack(m);
+    ASSERT_TRUE(done.ok()) << done.status().message();
+    EXPECT_EQ(done->found, 0U);
+    EXPECT_EQ(damaged_parts(m, path), 0U);
+    // Even before its size was durable.
+    std::filesystem::remove(path);
+    std::filesystem::remove(path + ".1");
+    for (const uint64_t size : {uint64_t{0}, uint64_t{4 * kPackAlign}}) {
+        write_file(path + ".partial", "");
+        std::filesystem::resize_file(path + ".partial", size);
+        ASSERT_TRUE(pack(m).ok()) << size;
+        std::filesystem::remove(path);
+        std::filesystem::remove(path + ".1");
+    }
 }
 
 TEST_F(PackTest, TwoAtOnceAreOne) {
