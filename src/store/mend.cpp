@@ -158,6 +158,9 @@ class Repair {
             if (!copy.ok()) return copy.status().within("--from " + path);
             others_.push_back(std::move(*copy));
         }
+        if (b_.packed) {
+            if (Status s = data_is_ours(*b_.packed); !s.ok()) return s;
+        }
         // A model that is not there at all is not made anew: that is what unpack is for.
         if (const Status gone = missing_model(b_); !gone.ok()) {
             out_.missing.push_back(gone.message());
@@ -233,6 +236,22 @@ class Repair {
         const bool skeleton = target.skeleton;
         target = open_copy(target.name, target.map, target.paths, job_.access);
         target.skeleton = skeleton;
+        return {};
+    }
+
+    // A data file may be missing, cut off or damaged, but not be what another pack or a model needs.
+    Status data_is_ours(const Copy& pack) {
+        for (uint32_t f = 0; f < pack.paths.size(); ++f) {
+            const std::string& path = pack.paths[f];
+            if (!exists(path)) continue;
+            const uint64_t size = size_of(path), wanted = pack.map.file_bytes[f];
+            if (size > wanted || foreign_data(path, data_header(*b_.manifest, *b_.map, f))) {
+                return error(Code::unsupported,
+                             "{} is another file than this pack's (it has {} bytes, and should have {}): "
+                             "nothing was written; move it away, then repair makes the right one",
+                             path, size, wanted);
+            }
+        }
         return {};
     }
 

@@ -1,6 +1,7 @@
 #include "store/pack.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -295,6 +296,24 @@ std::string data_header(const Manifest& manifest, const PackMap& map, uint32_t f
     put_number(out, crc32c(bytes_of(out)));
     out.resize(kPackAlign, '\0');
     return out;
+}
+
+bool foreign_data(const std::string& path, const std::string& header) {
+    struct stat st {};
+    if (::stat(path.c_str(), &st) != 0) return false;
+    if (!S_ISREG(st.st_mode)) return true;
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    std::string head(header.size(), '\0');
+    const ssize_t n = ::pread(fd, head.data(), head.size(), 0);
+    ::close(fd);
+    head.resize(n > 0 ? static_cast<size_t>(n) : 0);
+    if (head.starts_with("GGUF")) return true;
+    const size_t checked = kDataMagic.size() + 2 * sizeof(uint32_t) + 2 * sizeof(uint64_t);
+    if (!head.starts_with(kDataMagic) || head.size() < checked + sizeof(uint32_t)) return false;
+    ByteReader sum(std::string_view(head).substr(checked));
+    return crc32c(bytes_of(std::string_view(head).substr(0, checked))) == sum.number<uint32_t>() &&
+           head.compare(0, checked, header, 0, checked) != 0;
 }
 
 bool is_skeleton(const model::GgufIndex& index, const model::Geometry& geometry) {

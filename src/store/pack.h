@@ -82,6 +82,8 @@ std::string guard_path(const std::string& gguf);
 
 // The first kPackAlign bytes of a data file; no other pack has the same ones.
 std::string data_header(const Manifest& manifest, const PackMap& map, uint32_t file);
+// Whether a file is soundly something else than the data file with this header: another pack's, or a model.
+bool foreign_data(const std::string& path, const std::string& header);
 
 // Whose pack it may be.
 struct Identity {

@@ -245,6 +245,31 @@ TEST_F(MendTest, AnotherModelIsNotMended) {
     EXPECT_TRUE(m.whole());
 }
 
+// Perhaps it holds the only experts of a reclaimed model.
+TEST_F(MendTest, AnotherPacksDataIsNotOverwritten) {
+    const TestModel m(dir_);
+    const TempDir other;
+    const TestModel different(other, 1, 2);
+    const std::string path = pack(m);
+    const std::string data = data_path(path, 0), ours = read_file(data);
+    const std::string theirs = read_file(data_path(pack(different), 0));
+    const std::string longer = ours + std::string(kPackAlign, 'x');
+    for (const std::string& bytes : {theirs, theirs.substr(0, 9000), theirs + theirs, longer, m.contents[0]}) {
+        write_file(data, bytes);
+        flip_byte(m.paths[0], m.index.files()[0].data_offset + 100);
+        const auto refused = mend(path);
+        ASSERT_FALSE(refused.ok());
+        EXPECT_NE(refused.status().message().find(data + " is another file"), std::string::npos)
+            << refused.status().message();
+        EXPECT_EQ(read_file(data), bytes);
+        EXPECT_FALSE(m.whole()) << "nothing else is written either";
+        m.restore();
+    }
+    std::filesystem::remove(data);
+    ASSERT_TRUE(mend(path).ok());
+    EXPECT_EQ(read_file(data), ours);
+}
+
 TEST_F(MendTest, WhateverFailsRepairMakesNothingWorse) {
     const TestModel m(dir_);
     const std::string path = pack(m);
