@@ -299,6 +299,27 @@ Result<Repaired> repair(Files& files, Bundle bundle, io::Engine& engine, const R
     return Repair(files, std::move(bundle), engine, job).run();
 }
 
+namespace {
+
+// Takes away what a call made and could not finish.
+class Unfinished {
+  public:
+    explicit Unfinished(Files& files) : files_(files) {}
+    Unfinished(const Unfinished&) = delete;
+    Unfinished& operator=(const Unfinished&) = delete;
+    ~Unfinished() {
+        for (const std::string& path : paths_) (void)files_.remove(path);
+    }
+    void add(const std::string& path) { paths_.push_back(path); }
+    void finished(const std::string& path) { std::erase(paths_, path); }
+
+  private:
+    Files& files_;
+    std::vector<std::string> paths_;
+};
+
+}  // namespace
+
 Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::string& directory, io::Engine& engine,
                              io::Access access, const Progress& progress) {
     if (!bundle.packed) return error(Code::not_found, "there is no pack of {}", bundle.gguf);
@@ -319,7 +340,7 @@ Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::stri
     for (const SourceFile& f : parts.source().files) {
         names.push_back((std::filesystem::path(directory) / f.name).string());
         there.push_back(exists(names.back()));
-        now.push_back(there.back() ? names.back() : names.back() + ".partial");
+        now.push_back(there.back() ? names.back() : unpack_path(names.back()));
         if (!there.back()) need += f.size;
     }
     uint64_t free = 0;
@@ -329,14 +350,17 @@ Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::stri
         return error(Code::io_error, "{} has {} free, and the model needs {}", directory, human_bytes(free),
                      human_bytes(need));
     Unpacked done{.paths = names, .bytes = 0};
+    Unfinished unfinished(files);
     std::vector<std::optional<OutputFile>> out(names.size());
     for (size_t f = 0; f < names.size(); ++f) {
         if (there[f]) continue;
-        auto file = OutputFile::open(files, now[f], O_RDWR | O_CREAT);
+        if (exists(now[f]))
+            return error(Code::invalid_argument,
+                         "{} exists: another sluice unpack is writing it, or one was interrupted; then remove it",
+                         now[f]);
+        auto file = OutputFile::open(files, now[f], O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW);
         if (!file.ok()) return file.status();
-        if (Status s = file->lock(); !s.ok()) return s;
-        // What an interrupted call left is not relied upon.
-        if (Status s = file->resize(0); !s.ok()) return s;
+        unfinished.add(now[f]);
         if (Status s = file->allocate(0, std::max<uint64_t>(parts.source().files[f].size, 1)); !s.ok()) return s;
         if (Status s = file->resize(parts.source().files[f].size); !s.ok()) return s;
         out[f].emplace(std::move(*file));
@@ -386,7 +410,9 @@ Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::stri
     }
     for (size_t f = 0; f < names.size(); ++f) {
         if (there[f]) continue;
+        if (exists(names[f])) return error(Code::io_error, "{} has appeared while it was being unpacked", names[f]);
         const int e = files.rename(now[f], names[f]);
+        if (e == 0) unfinished.finished(now[f]);
         const int d = e == 0 ? files.sync_directory(names[f]) : 0;
         if (e != 0 || d != 0)
             return error(Code::io_error, "cannot rename {}: {}", now[f], std::strerror(e != 0 ? e : d));

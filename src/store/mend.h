@@ -35,6 +35,7 @@ struct Unpacked {
     uint64_t bytes = 0;  // written
 };
 // New files in this directory, which get their names when all of them are whole. What is there already must be right.
+// What it made and could not finish it removes, unless the process dies.
 Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::string& directory, io::Engine& engine,
                              io::Access access, const Progress& progress);
 // Fills the holes of the model's own files, and removes the notes beside them.

@@ -286,6 +286,10 @@ std::string guard_path(const std::string& gguf) {
     return gguf + ".reclaimed";
 }
 
+std::string unpack_path(const std::string& gguf) {
+    return gguf + ".sluice-unpack";
+}
+
 std::string data_header(const Manifest& manifest, const PackMap& map, uint32_t file) {
     const std::string about = description(manifest, map);
     std::string out(kDataMagic);

@@ -79,6 +79,8 @@ std::string partial_path(const std::string& pack);
 std::string data_path(const std::string& pack, uint32_t file);  // file counts from 0, its name from 1
 std::vector<std::string> data_paths(const std::string& pack, const PackMap& map);
 std::string guard_path(const std::string& gguf);
+// A file that is being unpacked. Downloaders use .partial.
+std::string unpack_path(const std::string& gguf);
 
 // The first kPackAlign bytes of a data file; no other pack has the same ones.
 std::string data_header(const Manifest& manifest, const PackMap& map, uint32_t file);

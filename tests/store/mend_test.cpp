@@ -385,6 +385,31 @@ TEST_F(MendTest, WithoutAPackUnpackSaysWhatToDo) {
         << s.status().message();
 }
 
+// A downloader's unfinished file, for instance, or another unpack's.
+TEST_F(MendTest, UnpackTouchesNoFileThatItDidNotMake) {
+    const TestModel m(dir_);
+    const std::string path = pack(m);
+    const TempDir to;
+    const std::string name = to / "m.gguf";
+    write_file(name + ".partial", "mine");
+    write_file(unpack_path(name), "theirs");
+    const auto unpack = [&] { return unpack_into(Files::system(), bundle(path), to / "", *engine_, kBuffered, {}); };
+    const auto refused = unpack();
+    ASSERT_FALSE(refused.ok());
+    EXPECT_NE(refused.status().message().find(unpack_path(name) + " exists"), std::string::npos)
+        << refused.status().message();
+    EXPECT_EQ(read_file(unpack_path(name)), "theirs");
+    std::filesystem::remove(unpack_path(name));
+    std::filesystem::create_symlink(m.paths[0], unpack_path(name));
+    EXPECT_FALSE(unpack().ok());
+    EXPECT_TRUE(m.whole());
+    std::filesystem::remove(unpack_path(name));
+    ASSERT_TRUE(unpack().ok());
+    EXPECT_EQ(read_file(name), m.contents[0]);
+    EXPECT_EQ(read_file(name + ".partial"), "mine");
+    EXPECT_FALSE(std::filesystem::exists(unpack_path(name)));
+}
+
 TEST_F(MendTest, UnpackInPlaceFillsASkeleton) {
     for (const int shards : {1, 5}) {
         const TempDir dir;
@@ -445,6 +470,14 @@ TEST_F(MendTest, WhateverFailsUnpackFinishesLater) {
             if (power) loss.lose();
             EXPECT_EQ(loss.early(), 0);
             FaultyFiles fast(INT_MAX, 0, false);
+            // Only a crash leaves something.
+            for (const std::string& p : m.paths) {
+                const std::string left = unpack_path(to / std::filesystem::path(p).filename().string());
+                if (!std::filesystem::exists(left)) continue;
+                EXPECT_TRUE(power) << at;
+                EXPECT_FALSE(unpack(to / "", fast).ok());
+                std::filesystem::remove(left);
+            }
             const auto second = unpack(to / "", fast);
             ASSERT_TRUE(second.ok()) << at << ": " << second.status().message();
             for (size_t i = 0; i < m.paths.size(); ++i) ASSERT_EQ(read_file(second->paths[i]), m.contents[i]) << at;
