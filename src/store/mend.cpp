@@ -420,6 +420,37 @@ Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::stri
     return done;
 }
 
+namespace {
+
+// Whether all that these experts of the model have, besides zeros, is what the pack has there: an interrupted call may
+// have filled a part of them.
+Status only_zeros_change(const Bundle& bundle, std::span<const PartDamage> damage, io::Engine& engine) {
+    const Reference& reference = *bundle.reference;
+    const Parts& parts = reference.parts;
+    PartReader own_reader(engine), pack_reader(engine);
+    for (const PartDamage& d : damage) {
+        const std::vector<Piece> pieces = parts.pieces(parts.gguf(), d.part);
+        if (std::all_of(pieces.begin(), pieces.end(),
+                        [&](const Piece& x) { return all_hole(bundle.own.files[x.file]->fd(), x.offset, x.bytes); }))
+            continue;
+        const auto own = own_reader.read(bundle.own, parts, d.part);
+        if (!own.ok()) return own.status();
+        if (std::all_of(own->begin(), own->end(), [](std::byte b) { return b == std::byte{0}; })) continue;
+        const auto packed = pack_reader.read_checked(*bundle.packed, parts, d.part, reference.sums[d.part]);
+        if (!packed.ok()) return packed.status();
+        for (size_t i = 0; i < own->size(); ++i) {
+            if ((*own)[i] != std::byte{0} && (*own)[i] != (*packed)[i])
+                return error(Code::unsupported,
+                             "{}: it is not a hole and not what the pack has: is this another model? Nothing was "
+                             "written",
+                             d.what);
+        }
+    }
+    return {};
+}
+
+}  // namespace
+
 Result<Unpacked> unpack_in_place(Files& files, Bundle bundle, io::Engine& engine, io::Access access,
                                  const Progress& progress) {
     if (!bundle.packed) return error(Code::not_found, "there is no pack of {}", bundle.gguf);
@@ -447,6 +478,7 @@ Result<Unpacked> unpack_in_place(Files& files, Bundle bundle, io::Engine& engine
                          d.what, bundle.gguf);
         need += parts.bytes(d.part);
     }
+    if (Status s = only_zeros_change(bundle, missing->damage, engine); !s.ok()) return s;
     uint64_t free = 0;
     if (const int e = files.free_bytes(bundle.gguf, free); e != 0)
         return error(Code::io_error, "cannot look at the drive of {}: {}", bundle.gguf, std::strerror(e));

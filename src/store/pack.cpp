@@ -348,8 +348,9 @@ Status belongs(const Manifest& manifest, const Identity& identity) {
                      path);
     }
     if (manifest.source.digest == identity.source.digest) return {};
-    // With the experts taken out, only the rest can tell.
-    if (manifest.reclaimed || identity.skeleton) {
+    // With the experts taken out, only the rest can tell. A model that has all of its experts is another one, also if
+    // ours was reclaimed: one that was trained further may differ in nothing else.
+    if (identity.skeleton) {
         const auto digest = model::dense_digest(*identity.index, *identity.geometry);
         if (!digest.ok()) return digest.status();
         if (*digest == manifest.dense_digest) return {};

@@ -430,6 +430,39 @@ TEST_F(MendTest, UnpackInPlaceFillsASkeleton) {
     }
 }
 
+// Such as a model that differs in its experts only: under the old name, and partly in the holes.
+TEST_F(MendTest, UnpackInPlaceChangesNothingButZeros) {
+    const TestModel m(dir_);
+    const std::string path = pack(m, true);
+    std::string skeleton = read_file(m.paths[0]);
+    std::string other = m.contents[0];
+    const auto& t = m.geometry.sets[1].tensors[0];
+    for (uint64_t i = t.offset; i < t.offset + t.bytes_per_expert * 4; ++i)
+        other[i] = static_cast<char>(other[i] ^ 0x55);
+    std::string one = skeleton;
+    one[t.offset + t.bytes_per_expert * 2 + 5000] =
+        static_cast<char>(other[t.offset + t.bytes_per_expert * 2 + 5000] | 1);
+    const uint64_t last = m.geometry.sets.back().tensors[1].offset + 3;
+    one[last] = static_cast<char>(m.contents[0][last] ^ 0x55);
+    for (const std::string& bytes : {other, one}) {
+        write_file(m.paths[0], bytes);
+        const auto refused = unpack_in_place(Files::system(), bundle(path), *engine_, kBuffered, {});
+        ASSERT_FALSE(refused.ok());
+        EXPECT_NE(refused.status().message().find("not a hole"), std::string::npos) << refused.status().message();
+        EXPECT_EQ(read_file(m.paths[0]), bytes);
+        // Nor is it run from this pack.
+        EXPECT_FALSE(RecordStore::open(m.index, m.geometry, {.access = kBuffered, .store = path}, nullptr).ok());
+        EXPECT_TRUE(std::filesystem::exists(guard_path(m.paths[0])));
+    }
+    // Zeros may also have been copied, and some of them filled.
+    std::copy_n(m.contents[0].begin() + static_cast<std::ptrdiff_t>(t.offset), 6000,
+                skeleton.begin() + static_cast<std::ptrdiff_t>(t.offset));
+    write_file(m.paths[0], skeleton);
+    const auto done = unpack_in_place(Files::system(), bundle(path), *engine_, kBuffered, {});
+    ASSERT_TRUE(done.ok()) << done.status().message();
+    EXPECT_TRUE(m.whole());
+}
+
 TEST_F(MendTest, AReclaimThatWasInterruptedCanBeUndone) {
     const TestModel m(dir_, 2);
     for (int stop = 20; stop < 150; stop += 25) {

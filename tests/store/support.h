@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -84,6 +85,19 @@ inline std::string read_file(const std::string& path) {
 inline void write_file(const std::string& path, std::string_view bytes) {
     std::ofstream(path, std::ios::binary) << bytes;
 }
+// Blocks of zeros become holes.
+inline void write_sparse(const std::string& path, const std::string& bytes) {
+    constexpr size_t kBlock = 4096;
+    std::ofstream(path, std::ios::binary).close();
+    ASSERT_EQ(::truncate(path.c_str(), static_cast<off_t>(bytes.size())), 0);
+    std::fstream f(path, std::ios::in | std::ios::out | std::ios::binary);
+    for (size_t at = 0; at < bytes.size(); at += kBlock) {
+        const std::string block = bytes.substr(at, kBlock);
+        if (block.find_first_not_of('\0') == std::string::npos) continue;
+        f.seekp(static_cast<std::streamoff>(at));
+        f << block;
+    }
+}
 inline void flip_byte(const std::string& path, uint64_t at, char mask = 0x10) {
     std::fstream f(path, std::ios::in | std::ios::out | std::ios::binary);
     f.seekg(static_cast<std::streamoff>(at));
@@ -140,7 +154,7 @@ class PowerLoss : public FaultyFiles {
     // Renames of, and punches beside, what was not durable.
     [[nodiscard]] int early() const { return early_; }
     void lose() {
-        for (const auto& [path, bytes] : before_) write_file(path, bytes);
+        for (const auto& [path, bytes] : before_) write_sparse(path, bytes);
     }
 
   private:
