@@ -16,6 +16,8 @@ const char* code_name(Code code) {
             return "io_error";
         case Code::corrupt:
             return "corrupt";
+        case Code::conflict:
+            return "conflict";
         case Code::no_memory:
             return "no_memory";
         case Code::cancelled:

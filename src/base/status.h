@@ -19,6 +19,7 @@ enum class Code {
     unsupported,       // valid, but not something this version handles
     io_error,          // the operating system failed a read, open or map
     corrupt,           // bytes that contradict each other or their description
+    conflict,          // two sound descriptions of one thing differ, and nobody knows which of them is right
     no_memory,         // the budget or the machine cannot hold it
     cancelled,         // somebody asked for it to stop
     internal,          // a broken invariant of our own

@@ -226,7 +226,12 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
     ++counters_.joins;
     (void)take_lease(t);  // the record has a slot: whoever wants it has leased it
     t.joined = true;
-    t.orphan = false;
+    if (t.orphan) {
+        // What went wrong while nobody wanted it is none of this wish's attempts.
+        t.attempts = t.exhausted = 0;
+        t.first_error = 0;
+        t.orphan = false;
+    }
     t.tokens |= wish.tokens;
     const Nanos deadline = std::min(t.deadline, wish.deadline);
     if (!is_exact(t.cls)) {

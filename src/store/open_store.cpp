@@ -1,6 +1,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <optional>
 
 #include "base/crc32c.h"
@@ -31,8 +33,9 @@ Status skeleton_error(const std::string& gguf, const std::string& pack, const St
     } else {
         help = fmt::format("and its pack cannot be used: {}; sluice repair {}", pack_trouble.message(), gguf);
     }
-    return error(Code::corrupt, "{} has holes where its experts should be, so nothing is computed from it: {}", gguf,
-                 help);
+    const char* sign = exists(guard_path(gguf)) ? " (so says the note beside it; remove that if the file is new)" : "";
+    return error(Code::corrupt, "{} has holes where its experts should be{}, so nothing is computed from it: {}", gguf,
+                 sign, help);
 }
 
 // Whether every matrix that lies in a hole of the model's files has the checksum that it should have: zeros may be what
@@ -66,7 +69,7 @@ class Opener {
         : index_(index), geometry_(geometry), options_(options), note_(note), gguf_path_(index.files()[0].path) {}
 
     Result<RecordStore> run() {
-        skeleton_ = is_skeleton(index_, geometry_);
+        skeleton_ = is_skeleton(index_, geometry_) || exists(guard_path(gguf_path_)) || has_empty_layer();
         if (Status s = open_packed(); !s.ok()) return s;
         if (Status s = open_own(); !s.ok()) return s;
         if (!pack_ && !own_) return skeleton_error(gguf_path_, pack_path(index_), pack_trouble_);
@@ -94,6 +97,31 @@ class Opener {
         return &*identity_;
     }
 
+    // A skeleton that was copied without its holes has zeros there. No layer of a real model has mostly experts of
+    // zeros; eight of each are looked at, in their middle, because the edges of a tensor stay when it is taken out.
+    [[nodiscard]] bool has_empty_layer() const {
+        constexpr uint32_t kLookedAt = 8;
+        std::array<char, 512> middle;
+        for (const model::ExpertSet& set : geometry_.sets) {
+            for (const model::ExpertTensor& t : set.tensors) {
+                const auto file = io::File::open(index_.files()[t.file].path, io::Access::buffered);
+                if (!file.ok()) return false;  // whoever opens it in earnest says so
+                const uint32_t step = std::max(1U, set.n_expert / kLookedAt);
+                const auto want = static_cast<size_t>(std::min<uint64_t>(middle.size(), t.bytes_per_expert / 2));
+                uint32_t looked_at = 0, empty = 0;
+                for (uint32_t e = 0; e < set.n_expert; e += step, ++looked_at) {
+                    const uint64_t at = t.expert_offset(e) + t.bytes_per_expert / 2 - want / 2;
+                    const ssize_t n = ::pread(file->fd(), middle.data(), want, static_cast<off_t>(at));
+                    const bool zero = n == static_cast<ssize_t>(want) &&
+                                      std::all_of(middle.begin(), middle.begin() + n, [](char c) { return c == 0; });
+                    empty += zero ? 1 : 0;
+                }
+                if (looked_at > 1 && 2 * empty > looked_at) return true;
+            }
+        }
+        return false;
+    }
+
     Status open_packed() {
         const std::string path = named() && options_.store != "pack" ? options_.store : pack_path(index_);
         if (!named() && !exists(path)) return {};
@@ -104,7 +132,8 @@ class Opener {
         if (!pack.ok()) {
             if (named()) return pack.status().within("--store");
             pack_trouble_ = pack.status();
-            if (!skeleton_) log(LogLevel::warn, "the pack is not used: {}", pack.status().message());
+            if (!skeleton_ && pack_trouble_.code() != Code::conflict)
+                log(LogLevel::warn, "the pack is not used: {}", pack.status().message());
             return {};
         }
         if (note_ != nullptr && note_->empty()) *note_ = note;
@@ -129,11 +158,9 @@ class Opener {
             log(LogLevel::warn, "there is no reserve for the pack: {}", own.status().message());
             return {};
         }
-        if (auto sums = load_sums(index_, geometry_); sums.ok()) {
-            sums_ = std::move(*sums);
-        } else if (sums.status().code() != Code::not_found && !skeleton_) {
-            log(LogLevel::warn, "checksums are not used: {}", sums.status().message());
-        }
+        auto sums = load_sums(index_, geometry_);
+        if (sums.ok()) sums_ = std::move(*sums);
+        if (Status s = settle(sums.status()); !s.ok()) return s;
         if (skeleton_ && (sums_.empty() || !holes_are_right(*own, geometry_, sums_))) return {};
         if (pack_ && !sums_.empty() && sums_ != pack_->sums) {
             log(LogLevel::warn,
@@ -146,6 +173,24 @@ class Opener {
             pack_.reset();
         }
         own_.emplace(std::move(*own));
+        return {};
+    }
+
+    // Checksums or a pack of other contents than the model has now are stale, or the model is damaged. What else agrees
+    // with the model vouches for it; if nothing does, nothing is computed.
+    Status settle(const Status& sums) {
+        const bool pack_differs = pack_trouble_.code() == Code::conflict;
+        const bool sums_differ = sums.code() == Code::conflict;
+        if (!skeleton_ && !pack_ && !sums.ok() && (pack_differs || sums_differ)) {
+            return error(Code::conflict,
+                         "{}. If the model was replaced on purpose, remove {}; if not, it is damaged: sluice repair {} "
+                         "mends it from a pack, or with --from from a copy",
+                         pack_differs ? pack_trouble_.message() : sums.message(),
+                         pack_differs ? pack_path(index_) + " and what belongs to it" : sums_path(index_), gguf_path_);
+        }
+        if (pack_differs && !skeleton_) log(LogLevel::warn, "the pack is not used: {}", pack_trouble_.message());
+        if (!sums.ok() && sums.code() != Code::not_found && !skeleton_)
+            log(LogLevel::warn, "checksums are not used: {}", sums.message());
         return {};
     }
 

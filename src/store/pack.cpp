@@ -355,7 +355,7 @@ Status belongs(const Manifest& manifest, const Identity& identity) {
         if (!digest.ok()) return digest.status();
         if (*digest == manifest.dense_digest) return {};
     }
-    return error(Code::unsupported,
+    return error(Code::conflict,
                  "it was made from other contents than {0} has now (if that was damaged: sluice repair {0})", path);
 }
 

@@ -96,7 +96,8 @@ struct Identity {
 };
 Result<Identity> identify(const model::GgufIndex& index, const model::Geometry& geometry);
 bool is_skeleton(const model::GgufIndex& index, const model::Geometry& geometry);
-// Error unsupported, in words, if the pack was made from other contents.
+// Error, in words, if the pack was made from another model (unsupported) or from other contents of the same shape
+// (conflict).
 Status belongs(const Manifest& manifest, const Identity& identity);
 
 // The data files, with what is wrong with each: missing, of another size, of another pack. `manifest_path` may be that

@@ -61,8 +61,8 @@ Result<std::vector<uint32_t>> load_sums(const model::GgufIndex& index, const mod
     const auto now = describe(index, geometry);
     if (!now.ok()) return now.status();
     if (!same_model(sums->source, *now)) {
-        return error(Code::unsupported, "{}: it was made from other contents than {} has now", path,
-                     index.files()[0].path);
+        return error(same_shape(sums->source, *now) ? Code::conflict : Code::unsupported,
+                     "{}: it was made from other contents than {} has now", path, index.files()[0].path);
     }
     return std::move(sums->values);
 }

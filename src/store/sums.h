@@ -28,7 +28,8 @@ std::string encode_sums(const Sums& sums);
 // Errors are sentences to be put behind "PATH: ".
 Result<Sums> parse_sums(std::string_view bytes);
 
-// not_found if there is no such file; corrupt if it is damaged; unsupported if it belongs to other contents.
+// not_found if there is no such file; corrupt if it is damaged; conflict if it belongs to other contents of the
+// same shape, unsupported if to another model.
 Result<std::vector<uint32_t>> load_sums(const model::GgufIndex& index, const model::Geometry& geometry);
 Status save_sums(Files& files, const model::GgufIndex& index, const Sums& sums);
 

@@ -194,6 +194,28 @@ TEST_F(SchedulerTest, BytesThatDoNotVerifyAreReadAgainAndThenNeverPublished) {
     }
 }
 
+// What failed for somebody who is gone is not held against who comes next.
+TEST_F(SchedulerTest, WhoJoinsAnOrphanHasAttemptsOfHisOwn) {
+    start();
+    const RecordId r = store_->record(1, 2);
+    for (uint64_t k = 0; k < 6; ++k) engine_->fault_at(k, io::Fault::error());
+    lease({r});
+    {
+        Batch first;
+        want(first, {r});
+        // Until one component has used its first attempt; the second one is on its way.
+        while (scheduler_->counters().retries == 0) (void)scheduler_->wait_some(first);
+        scheduler_->abandon(first);
+    }
+    EXPECT_GT(scheduler_->counters().orphans, 0U);
+    Batch second;
+    want(second, {r});
+    const Status s = scheduler_->wait(second);
+    ASSERT_TRUE(s.ok()) << s.message();
+    expect_bytes(r);
+    release({r});
+}
+
 // With `once` a component that came well is trusted from then on, unless something went wrong with it since.
 TEST_F(SchedulerTest, HowOftenBytesAreVerifiedIsAChoice) {
     const RecordId r = 0;

@@ -572,7 +572,18 @@ TEST_F(PackTest, APackThatCannotBeUsedIsSaidAndTheModelIs) {
     const TestModel different(other, 1, 2);
     ASSERT_TRUE(pack(different).ok());
     write_file(done->path, read_file(different.paths[0] + ".sluice"));
+    const auto refused = store(m);
+    ASSERT_FALSE(refused.ok()) << "stale, or the model is damaged: nobody knows";
+    EXPECT_EQ(refused.status().code(), Code::conflict);
+    for (const char* words : {"other contents", "replaced on purpose", "sluice repair"})
+        EXPECT_NE(refused.status().message().find(words), std::string::npos) << refused.status().message();
+    // Checksums that agree with the model say which of the two it is.
+    write_file(done->path, manifest);
+    auto right = compute_sums(*store(m, {.store = "gguf"}), *engine_, {});
+    ASSERT_TRUE(save_sums(Files::system(), m.index, {*describe(m.index, m.geometry), *right}).ok());
+    write_file(done->path, read_file(different.paths[0] + ".sluice"));
     unused("other contents");
+    std::filesystem::remove(sums_path(m.index));
     // Checksums made of something else.
     auto values = compute_sums(*store(m, {.store = "gguf"}), *engine_, {});
     values->at(0) ^= 1;

@@ -296,5 +296,27 @@ TEST_F(ReclaimTest, ZerosThatChecksumsVouchForAreNoTrouble) {
     EXPECT_FALSE(store(m).ok());
 }
 
+// scp, cp --sparse=never and most clouds make zeros of holes.
+TEST_F(ReclaimTest, ASkeletonCopiedWithoutItsHolesIsNotComputedFrom) {
+    const TestModel m(dir_);
+    ASSERT_TRUE(pack(m, {.reclaim = true}).ok());
+    for (const bool with_note : {false, true}) {
+        const TempDir away;
+        const std::string copy = away / "m.gguf";
+        testing::write_file(copy, read_file(m.paths[0]));
+        if (with_note) testing::write_file(guard_path(copy), "a note");
+        const auto index = model::GgufIndex::open(copy);
+        const auto geometry = model::derive_geometry(*index);
+        ASSERT_FALSE(is_skeleton(*index, *geometry)) << "no holes are left";
+        for (const char* which : {"auto", "gguf"}) {
+            const auto s =
+                RecordStore::open(*index, *geometry, {.access = io::Access::buffered, .store = which}, nullptr);
+            ASSERT_FALSE(s.ok()) << which;
+            EXPECT_NE(s.status().message().find("nothing is computed from it"), std::string::npos)
+                << s.status().message();
+        }
+    }
+}
+
 }  // namespace
 }  // namespace sluice::store

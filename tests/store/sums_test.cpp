@@ -120,14 +120,17 @@ TEST_F(SumsTest, WhoeverWatchesCanStop) {
     EXPECT_EQ(r.status().code(), Code::cancelled);
 }
 
-// What is stale or damaged is not used, and said once.
-TEST_F(SumsTest, OfOtherContentsAreNotUsed) {
+// Stale, or the model is damaged where the digest looks: nobody knows, so nothing is computed.
+TEST_F(SumsTest, OfOtherContentsOfTheSameShapeAreAConflict) {
     ASSERT_TRUE(save_sums(Files::system(), index_, sums()).ok());
     flip(path_, index_.files()[0].data_offset);  // sampled
     open();
-    EXPECT_FALSE(store().has_checksums());
-    EXPECT_EQ(g_warnings, 1);
-    EXPECT_EQ(load_sums(index_, geometry_).status().code(), Code::unsupported);
+    const auto store = RecordStore::open(index_, geometry_, {.access = io::Access::buffered}, nullptr);
+    ASSERT_FALSE(store.ok());
+    EXPECT_EQ(store.status().code(), Code::conflict);
+    EXPECT_NE(store.status().message().find("replaced on purpose, remove " + sums_path(index_)), std::string::npos)
+        << store.status().message();
+    EXPECT_EQ(load_sums(index_, geometry_).status().code(), Code::conflict);
 }
 
 TEST_F(SumsTest, AreFoundByARenamedModel) {
