@@ -31,7 +31,10 @@ Status skeleton_error(const std::string& gguf, const std::string& pack, const St
             "{} --from COPY",
             gguf);
     } else {
-        help = fmt::format("and its pack cannot be used: {}; sluice repair {}", pack_trouble.message(), gguf);
+        help = fmt::format(
+            "and its pack cannot be used: {}; if sluice unpack --in-place was interrupted, run it again, else sluice "
+            "repair {}",
+            pack_trouble.message(), gguf);
     }
     const char* sign = exists(guard_path(gguf)) ? " (so says the note beside it; remove that if the file is new)" : "";
     return error(Code::corrupt, "{} has holes where its experts should be{}, so nothing is computed from it: {}", gguf,

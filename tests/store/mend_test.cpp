@@ -532,7 +532,11 @@ TEST_F(MendTest, WhateverFailsFillingASkeletonFinishesLater) {
                 unpack_in_place(power ? static_cast<Files&>(loss) : full, bundle(m.paths[0]), *engine_, kBuffered, {});
             if (power) loss.lose();
             const auto between = RecordStore::open(m.index, m.geometry, {.access = kBuffered}, nullptr);
-            EXPECT_TRUE(between.ok()) << between.status().message();
+            // When all holes are filled but not all bytes are right, only the next call knows what the model is.
+            if (!between.ok()) {
+                EXPECT_NE(between.status().message().find("unpack --in-place was interrupted"), std::string::npos)
+                    << between.status().message();
+            }
             FaultyFiles fast(INT_MAX, 0, false);
             const auto second = unpack_in_place(fast, bundle(m.paths[0]), *engine_, kBuffered, {});
             ASSERT_TRUE(second.ok()) << at << ": " << second.status().message();
