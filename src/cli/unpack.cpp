@@ -53,7 +53,6 @@ int unpack_command(std::vector<std::string> arguments) {
         bar.show(done, total);
         return true;
     };
-    const std::string pack = bundle->pack;
     if (asked->out.empty()) asked->out = std::filesystem::path(bundle->gguf).parent_path().string();
     const auto done = asked->in_place ? store::unpack_in_place(store::Files::system(), std::move(*bundle),
                                                                *engine->engine, io::Access::direct, progress)
@@ -63,7 +62,10 @@ int unpack_command(std::vector<std::string> arguments) {
     if (!done.ok()) return fail(done.status(), kFailed);
     for (const std::string& path : done->paths) std::printf("%s: whole\n", path.c_str());
     std::printf("%s were written, and all of it was read back and compared\n", human_bytes(done->bytes).c_str());
-    if (asked->in_place) std::printf("next: the pack %s and its data files may be kept or removed\n", pack.c_str());
+    if (asked->in_place)
+        std::printf("next: %s %s and its data files may be kept%s or removed\n",
+                    done->complete ? "the pack" : "the unfinished pack", done->pack.c_str(),
+                    done->complete ? "" : ", for sluice pack to go on with,");
     return kOk;
 }
 

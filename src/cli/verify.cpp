@@ -90,9 +90,8 @@ int verify_bundle(const Asked& asked, const store::Bundle& bundle, io::Engine& e
         bar.clear();
         if (!verdict.ok()) return fail(verdict.status(), kFailed);
         size_t damaged = verdict->damage.size();
-        for (const Status& trouble : copy->trouble) {
-            if (trouble.ok()) continue;
-            std::printf("damaged: %s\n", trouble.message().c_str());
+        for (const std::string& trouble : store::trouble_of(bundle, *copy)) {
+            std::printf("damaged: %s\n", trouble.c_str());
             ++damaged;
         }
         for (size_t i = 0; i < verdict->damage.size() && i < kMostShown; ++i)
@@ -100,12 +99,15 @@ int verify_bundle(const Asked& asked, const store::Bundle& bundle, io::Engine& e
         if (verdict->damage.size() > kMostShown) std::printf("... and %zu more\n", verdict->damage.size() - kMostShown);
         std::printf("%s: %llu parts looked at (%s), %zu damaged%s\n", copy->name.c_str(),
                     static_cast<unsigned long long>(verdict->parts), human_bytes(verdict->bytes).c_str(), damaged,
-                    copy->skeleton ? "; its experts are in the pack only" : "");
+                    !copy->skeleton     ? ""
+                    : bundle.complete() ? "; its experts are in the pack only"
+                                        : "; some of its experts are in the pack only");
         good = good && damaged == 0;
     }
     if (!bundle.complete()) {
-        std::printf("%s is not complete: sluice pack goes on with it\n", bundle.pack.c_str());
-        good = false;
+        std::printf("%s is not complete: %u of %u steps are done\nnext: %s goes on with it\n", bundle.pack.c_str(),
+                    bundle.reference->done, bundle.reference->parts.n_steps(), store::finishing(bundle).c_str());
+        return kFailed;
     }
     if (const Status gone = store::missing_model(bundle); !gone.ok()) {
         std::printf("%s\n", gone.message().c_str());

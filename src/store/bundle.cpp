@@ -122,6 +122,21 @@ Result<Bundle> find_packed(const std::string& path, const std::string& pack, io:
                            : "if there is one elsewhere, name it with --pack PACK");
 }
 
+std::vector<std::string> trouble_of(const Bundle& bundle, const Copy& copy) {
+    std::vector<std::string> out;
+    if (bundle.packed && &copy == &*bundle.packed && !bundle.complete()) return out;
+    for (const Status& s : copy.trouble) {
+        if (!s.ok()) out.push_back(s.message());
+    }
+    return out;
+}
+
+std::string finishing(const Bundle& bundle) {
+    const bool reclaims = bundle.manifest->reclaimed || !bundle.manifest->shape.keeps_dense;
+    const std::string out = bundle.pack == bundle.gguf + ".sluice" ? "" : " --out " + bundle.pack;
+    return fmt::format("sluice pack {}{}{}", reclaims ? "--reclaim " : "", bundle.gguf, out);
+}
+
 Status missing_model(const Bundle& bundle) {
     const bool gone = std::all_of(bundle.own.trouble.begin(), bundle.own.trouble.end(),
                                   [](const Status& s) { return s.code() == Code::not_found; });

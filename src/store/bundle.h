@@ -27,6 +27,11 @@ struct Bundle {
     }
 };
 
+// What is wrong with the copy's files as such. What is yet to be written of a pack that is not complete is not.
+std::vector<std::string> trouble_of(const Bundle& bundle, const Copy& copy);
+// The command that goes on with a pack that is not complete.
+std::string finishing(const Bundle& bundle);
+
 // What is to be done about a model whose own files are not there although its pack is. OK if they are, or some of them.
 Status missing_model(const Bundle& bundle);
 

@@ -146,8 +146,8 @@ class Repair {
         std::optional<ManifestFile> manifest;
         if (b_.manifest) {
             if (!b_.complete()) {
-                return error(Code::unsupported, "{} is not complete: finish it with sluice pack, or remove it",
-                             b_.pack);
+                return error(Code::unsupported, "{} is not complete: {} goes on with it{}", b_.pack, finishing(b_),
+                             b_.manifest->reclaimed ? ", and sluice unpack --in-place undoes it" : "");
             }
             auto locked = ManifestFile::open(files_, b_.pack, false);
             if (!locked.ok()) return locked.status();
@@ -349,7 +349,7 @@ Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::stri
     if (need > free)
         return error(Code::io_error, "{} has {} free, and the model needs {}", directory, human_bytes(free),
                      human_bytes(need));
-    Unpacked done{.paths = names, .bytes = 0};
+    Unpacked done{.paths = names, .bytes = 0, .pack = bundle.pack};
     Unfinished unfinished(files);
     std::vector<std::optional<OutputFile>> out(names.size());
     for (size_t f = 0; f < names.size(); ++f) {
@@ -485,7 +485,7 @@ Result<Unpacked> unpack_in_place(Files& files, Bundle bundle, io::Engine& engine
     if (need > free)
         return error(Code::io_error, "the drive of {} has {} free, and the experts need {}", bundle.gguf,
                      human_bytes(free), human_bytes(need));
-    Unpacked done{.paths = bundle.own.paths, .bytes = 0};
+    Unpacked done{.paths = bundle.own.paths, .bytes = 0, .pack = bundle.manifest_path, .complete = bundle.complete()};
     Writers writers(files, bundle.own.paths);
     PartReader reader(engine);
     const std::vector<const Copy*> helpers{&*bundle.packed};

@@ -33,6 +33,8 @@ Result<Repaired> repair(Files& files, Bundle bundle, io::Engine& engine, const R
 struct Unpacked {
     std::vector<std::string> paths;
     uint64_t bytes = 0;  // written
+    std::string pack;    // the manifest as it is named, also if the pack is not complete
+    bool complete = true;
 };
 // New files in this directory, which get their names when all of them are whole. What is there already must be right.
 // What it made and could not finish it removes, unless the process dies.

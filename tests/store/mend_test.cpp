@@ -101,6 +101,9 @@ TEST_F(MendTest, WhatIsCutOffOrGoneComesBack) {
     std::filesystem::resize_file(data_path(path, 0), 5000);
     std::filesystem::remove(data_path(path, 1));
     flip_byte(path, 77);
+    const Bundle harmed = bundle(path);
+    EXPECT_EQ(trouble_of(harmed, *harmed.packed).size(), 2U);
+    EXPECT_TRUE(trouble_of(harmed, harmed.own).empty());
     const auto done = mend(m.paths[0]);
     ASSERT_TRUE(done.ok()) << done.status().message();
     EXPECT_EQ(read_file(data_path(path, 0)), first);
@@ -471,8 +474,20 @@ TEST_F(MendTest, AReclaimThatWasInterruptedCanBeUndone) {
         job.progress = [&](uint64_t, uint64_t) { return ++n != stop; };
         FaultyFiles fast(INT_MAX, 0, false);
         if (make_pack(fast, m.index, m.geometry, *engine_, job).ok()) break;
+        // Not complete is not damaged.
+        const Bundle begun = bundle(m.paths[0]);
+        EXPECT_TRUE(trouble_of(begun, *begun.packed).empty());
+        EXPECT_TRUE(damage(begun, *begun.packed).empty());
+        const std::string next = "sluice pack --reclaim " + m.paths[0];
+        EXPECT_EQ(finishing(begun), next);
+        const std::string refused = mend(m.paths[0]).status().message();
+        EXPECT_NE(refused.find(next + " goes on"), std::string::npos) << refused;
+        EXPECT_EQ(refused.find("remove"), std::string::npos) << refused;  // it may be the only place of experts
         const auto done = unpack_in_place(fast, bundle(m.paths[0]), *engine_, kBuffered, {});
         ASSERT_TRUE(done.ok()) << done.status().message();
+        EXPECT_FALSE(done->complete);
+        EXPECT_EQ(done->pack, partial_path(m.paths[0] + ".sluice"));
+        EXPECT_TRUE(std::filesystem::exists(done->pack));
         EXPECT_TRUE(m.whole());
         EXPECT_TRUE(RecordStore::open(m.index, m.geometry, {.access = kBuffered}, nullptr).ok());
     }
@@ -486,6 +501,7 @@ TEST_F(MendTest, AReclaimThatWasInterruptedCanBeUndone) {
     const TempDir to;
     EXPECT_FALSE(unpack_into(Files::system(), bundle(half.paths[0]), to / "", *engine_, kBuffered, {}).ok());
     EXPECT_FALSE(mend(half.paths[0]).ok());
+    EXPECT_EQ(finishing(bundle(half.paths[0])), "sluice pack " + half.paths[0]);
 }
 
 TEST_F(MendTest, WhateverFailsUnpackFinishesLater) {
