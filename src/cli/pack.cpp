@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "cli/commands.h"
 #include "cli/progress_bar.h"
+#include "store/bundle.h"
 #include "store/pack_build.h"
 
 namespace sluice::cli {
@@ -75,7 +76,7 @@ int pack_command(std::vector<std::string> arguments) {
     if (asks_help(arguments)) return print_help(help_text(*find_command("pack")));
     auto asked = parse(std::move(arguments));
     if (!asked.ok()) return fail(asked.status(), kUsage);
-    const auto index = model::GgufIndex::open(asked->path);
+    const auto index = store::open_to_pack(asked->path);
     if (!index.ok()) return fail(index.status(), kFailed);
     const auto geometry = model::derive_geometry(*index);
     if (!geometry.ok()) return fail(geometry.status(), kFailed);

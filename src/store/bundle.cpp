@@ -27,9 +27,28 @@ std::vector<std::string> beside(const std::string& path, const Source& source) {
     return out;
 }
 
+// What to do about a manifest that cannot be used at all. Without it nobody knows where an expert lies.
+Status unusable(const Status& why, const std::string& manifest_path, const std::string& gguf) {
+    if (why.code() != Code::corrupt) return why;
+    const std::string pack = without(manifest_path, ".partial");
+    const auto index = model::GgufIndex::open(gguf);
+    const auto geometry = index.ok() ? model::derive_geometry(*index) : Result<model::Geometry>(index.status());
+    // Only of a model that is known to be whole may the pack go.
+    if (!geometry.ok() || exists(guard_path(gguf)) || is_skeleton(*index, *geometry)) {
+        return error(why.code(),
+                     "{}; keep the pack's data files, and put a copy of {} back, or copy or download {} again",
+                     why.message(), manifest_path, gguf);
+    }
+    return error(why.code(), "{}; the model is there: remove {} and its data files, then sluice pack {} makes it anew",
+                 why.message(), manifest_path, pack == gguf + ".sluice" ? gguf : gguf + " --out " + pack);
+}
+
 Status with_pack(Bundle& b, const std::string& manifest_path, std::vector<std::string> own, io::Access access) {
     auto read = read_manifest(manifest_path);
-    if (!read.ok()) return read.status();
+    if (!read.ok()) {
+        const std::string gguf = own.empty() ? without(without(manifest_path, ".partial"), ".sluice") : own[0];
+        return unusable(read.status(), manifest_path, gguf);
+    }
     b.note = read->note;
     b.manifest = std::move(read->manifest);
     const Manifest& m = *b.manifest;
@@ -120,6 +139,13 @@ Result<Bundle> find_packed(const std::string& path, const std::string& pack, io:
                  taken_out ? "its experts were taken out; name the pack that has them with --pack PACK, or copy or "
                              "download the file again"
                            : "if there is one elsewhere, name it with --pack PACK");
+}
+
+Result<model::GgufIndex> open_to_pack(const std::string& path) {
+    auto index = model::GgufIndex::open(path);
+    if (index.ok() || !exists(path) || !looks_like_manifest(path)) return index;
+    return error(Code::invalid_argument, "{0} is a pack; name the model: sluice pack {1}", path,
+                 without(without(path, ".partial"), ".sluice"));
 }
 
 std::vector<std::string> trouble_of(const Bundle& bundle, const Copy& copy) {

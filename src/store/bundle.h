@@ -41,6 +41,9 @@ Result<Bundle> find_bundle(const std::string& path, const std::string& pack, io:
 // The same for who needs the pack: not_found, and what to do, if there is none.
 Result<Bundle> find_packed(const std::string& path, const std::string& pack, io::Access access);
 
+// The model to be packed; if the path is that of a pack, an error that names the model instead.
+Result<model::GgufIndex> open_to_pack(const std::string& path);
+
 // A copy of the model's file, or of its pack, for comparison; its shape is the bundle's. Its own checksums are not
 // believed: the bundle's are.
 Result<Copy> open_other(const Bundle& bundle, const std::string& path, io::Access access);

@@ -188,6 +188,36 @@ TEST_F(MendTest, WhatIsLostSideBySideIsOneLine) {
     EXPECT_NE(done->lost[0].find(fmt::format("to fetch: bytes {}-", first)), std::string::npos) << done->lost[0];
 }
 
+TEST_F(MendTest, AManifestThatIsLostIsSaidWithWhatToDo) {
+    const TestModel m(dir_);
+    const std::string path = pack(m);
+    const auto ruin = [&] {
+        flip_byte(path, 77);
+        flip_byte(path, std::filesystem::file_size(path) / 2 + 77);
+    };
+    ruin();
+    for (const std::string& named : {path, m.paths[0]}) {
+        const Status s = find_bundle(named, "", kBuffered).status();
+        EXPECT_NE(s.message().find("remove " + path + " and its data files, then sluice pack " + m.paths[0] + " makes"),
+                  std::string::npos)
+            << s.message();
+    }
+    // The way to make it is about the model.
+    EXPECT_EQ(open_to_pack(path).status().message(),
+              fmt::format("{} is a pack; name the model: sluice pack {}", path, m.paths[0]));
+    EXPECT_TRUE(open_to_pack(m.paths[0]).ok());
+    EXPECT_EQ(open_to_pack(dir_ / "none.sluice").status().code(), Code::not_found);
+    // What may be the only place of experts is to be kept.
+    ruin();
+    pack(m, true);
+    ruin();
+    for (const std::string& named : {path, m.paths[0]}) {
+        const Status s = find_bundle(named, "", kBuffered).status();
+        EXPECT_NE(s.message().find("keep the pack's data files"), std::string::npos) << s.message();
+        EXPECT_EQ(s.message().find("remove"), std::string::npos) << s.message();
+    }
+}
+
 TEST_F(MendTest, WhatNobodyHasIsSaidWithTheBytesToFetch) {
     const TestModel m(dir_, 2);
     const TempDir other;
