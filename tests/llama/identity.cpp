@@ -7,7 +7,8 @@
 //   --full      all of repack x threads x flash attention x cache size
 //   --pick K    three cases, other ones for each K; fourteen picks in a row are the full set (default 0)
 //   --way W     where experts are read from: sums (the model with checksums), packed (a pack beside it),
-//               reclaimed (a pack, and the model without its experts), gguf (the model, although there is a pack)
+//               reclaimed (a pack, and the model without its experts), gguf (the model, although there is a pack),
+//               mirrored (two copies that share the reads)
 #include <ggml-backend.h>
 #include <ggml-cpu.h>
 #include <llama.h>
@@ -67,6 +68,7 @@ class Copied {
         for (const auto& f : index.files())
             std::filesystem::copy_file(f.path, directory_ / std::filesystem::path(f.path).filename());
         path_ = (directory_ / std::filesystem::path(index.files()[0].path).filename()).string();
+        if (way_ == "mirrored") mirror_ = index.files()[0].path;  // the model itself is a copy of its copy
     }
     ~Copied() {
         std::error_code ignored;
@@ -77,6 +79,9 @@ class Copied {
 
     [[nodiscard]] const std::string& path() const { return path_; }
     [[nodiscard]] std::string store() const { return way_ == "packed" ? "pack" : way_ == "gguf" ? "gguf" : "auto"; }
+    [[nodiscard]] std::vector<std::string> mirrors() const {
+        return mirror_.empty() ? std::vector<std::string>() : std::vector{mirror_};
+    }
     sluice::Status prepare() const {
         const auto index = sluice::model::GgufIndex::open(path_);
         if (!index.ok()) return index.status();
@@ -84,6 +89,7 @@ class Copied {
         if (!geometry.ok()) return geometry.status();
         const auto engine = sluice::io::make_engine({});
         if (!engine.ok()) return engine.status();
+        if (way_ == "mirrored") return {};
         if (way_ == "sums") {
             auto source = sluice::store::describe(*index, *geometry);
             if (!source.ok()) return source.status();
@@ -109,7 +115,7 @@ class Copied {
   private:
     std::string way_;
     std::filesystem::path directory_;
-    std::string path_;
+    std::string path_, mirror_;
 };
 
 // Cache sizes from one expert upward. Slots are padded, so a size in "experts" is taken generously from the file's own
@@ -331,7 +337,10 @@ int main(int argc, char** argv) {
         config.cache_bytes = size.bytes;
         config.overlap = mode.overlap;
         config.wave = mode.wave;
-        if (copied) config.store = copied->store();
+        if (copied) {
+            config.store = copied->store();
+            config.mirrors = copied->mirrors();
+        }
         config.verbosity = sluice::Verbosity::error;
         std::string error;
         if (!sluice::start(config, &error)) {
