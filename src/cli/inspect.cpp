@@ -156,6 +156,8 @@ int inspect_command(std::vector<std::string> arguments) {
     out += fmt::format("\n  all experts       {}", human_bytes(g.expert_bytes));
     if (const std::string& used = store->holder(0).name; used != index->files()[0].path)
         out += fmt::format("\n  read from         {}", used);
+    for (size_t h = 1; h < store->n_holders(); ++h)
+        out += fmt::format("\n  in reserve        {}", store->holder(static_cast<store::HolderId>(h)).name);
     out += fmt::format("\n  one token         {} of experts (one token cycle; a smaller cache hits little)\n\n",
                        human_bytes(g.cycle_bytes));
     out +=
