@@ -6,13 +6,10 @@
 #include <array>
 #include <string_view>
 
+#include "exec/is_view.h"
+
 namespace sluice::backend {
 namespace {
-
-bool is_view(ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
-           op == GGML_OP_TRANSPOSE;
-}
 
 // How llama.cpp's names of the nodes after the router's choice begin ("ffn_moe_up-3", "ffn_moe_down_biased-3",
 // "ffn_moe_gate_up-3"). Nodes that an architecture leaves unnamed stay with the CPU backend: one more split, the same
@@ -46,7 +43,7 @@ bool is_sum_of_ranks(const ggml_tensor* t, int depth) {
 }  // namespace
 
 bool is_ours(const ggml_tensor* node, bool (*on_us)(const ggml_tensor*)) {
-    if (is_view(node->op)) return true;
+    if (exec::is_view(node->op)) return true;
     if (node->op == GGML_OP_MUL_MAT_ID && on_us(node->src[0])) return node->src[1]->type == GGML_TYPE_F32;
     for (const ggml_tensor* src : node->src) {
         if (src != nullptr && on_us(src)) return false;

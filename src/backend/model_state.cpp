@@ -41,8 +41,8 @@ struct SampleNode {
 };
 
 // What `sluice probe` found out about the drive. Without it reads that nobody waits for stay away from the device.
-sched::DeviceModel measured_device(const std::string& path) {
-    const auto verdict = machine::find_verdict(path);
+sched::DeviceModel measured_device(const machine::DriveFacts& drive) {
+    const auto verdict = machine::find_verdict(drive);
     if (!verdict.ok()) {
         const bool absent = verdict.status().code() == Code::not_found;
         log(absent ? LogLevel::debug : LogLevel::warn, "the drive counts as not measured: {}",
@@ -65,13 +65,12 @@ sched::Verify verify_policy(VerifyReads verify) {
 }
 
 // Each drive that takes its part of the reads has as many of them in flight.
-io::EngineOptions engine_options(const Config& config, const store::RecordStore& store) {
+io::EngineOptions engine_options(const Config& config, const store::RecordStore& store, bool priorities) {
     io::EngineOptions options;
     unsigned drives = 0;
     for (size_t h = 0; h < store.n_holders(); ++h) drives += store.holder(static_cast<store::HolderId>(h)).shares;
     options.lanes = std::min(config.io_threads * std::max(1U, drives), 64U);
-    const auto drive = machine::read_drive(store.extent(0, 0).file->path());
-    options.priorities = drive.ok() && drive->honours_priorities();
+    options.priorities = priorities;
     switch (config.io_engine) {
         case IoEngine::automatic:
             options.kind = io::EngineKind::automatic;
@@ -147,7 +146,9 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
                      state->index_.files()[0].path);
     }
 
-    auto engine = io::make_engine(engine_options(config, *state->store_));
+    const auto drive = machine::read_drive(state->store_->extent(0, 0).file->path());
+    if (drive.ok()) state->device_ = measured_device(*drive);
+    auto engine = io::make_engine(engine_options(config, *state->store_, drive.ok() && drive->honours_priorities()));
     if (!engine.ok()) return engine.status();
     state->engine_ = std::move(engine->engine);
     if (!engine->note.empty()) log(LogLevel::warn, "{}", engine->note);
@@ -271,7 +272,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
         convert(set, component, raw, slot);
     };
     options.reads.verify = verify_policy(config_.verify_reads);
-    options.reads.device = measured_device(store_->extent(0, 0).file->path());
+    options.reads.device = device_;
     auto fetcher = sched::Fetcher::create(*store_, *engine_, SystemClock::instance(), std::move(options));
     if (!fetcher.ok()) return fetcher;
     const cache::Layout& layout = (*fetcher)->layout();

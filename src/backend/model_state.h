@@ -58,6 +58,7 @@ class ModelState {
     model::Geometry geometry_;
     std::unique_ptr<store::RecordStore> store_;
     std::unique_ptr<io::Engine> engine_;
+    sched::DeviceModel device_;  // of the drive that the first holder lies on
     exec::ModelRuntime runtime_;
     std::vector<std::vector<bool>> converted_;
     std::vector<ggml_backend_buffer_t> form_buffers_;

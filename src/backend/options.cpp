@@ -75,11 +75,17 @@ constexpr std::array<Word<Verbosity>, 4> kVerbosities{
 // "1" and "0" first: they are what a switch shows.
 constexpr std::array<Word<bool>, 4> kSwitch{{{"1", true}, {"0", false}, {"on", true}, {"off", false}}};
 
-Status set_no_odirect(Config& config, std::string_view text) {
+// A switch that turns a field off.
+template <bool Config::*field>
+Status set_off(Config& config, std::string_view text) {
     bool off = false;
     Status s = set_word(off, text, kSwitch);
-    config.direct_io = !off;
+    config.*field = !off;
     return s;
+}
+template <bool Config::*field>
+std::string get_off(const Config& config) {
+    return get_word(!(config.*field), kSwitch);
 }
 
 template <typename N>
@@ -146,8 +152,8 @@ constexpr Option kOptions[] = {
      [](Config& c, std::string_view t) { return set_word(c.io_engine, t, kEngines); },
      [](const Config& c) { return get_word(c.io_engine, kEngines); }},
     {"--no-odirect", "SLUICE_NO_ODIRECT", nullptr, "off",
-     "Read experts through the page cache instead of directly from the drive.", set_no_odirect,
-     [](const Config& c) { return get_word(!c.direct_io, kSwitch); }},
+     "Read experts through the page cache instead of directly from the drive.", set_off<&Config::direct_io>,
+     get_off<&Config::direct_io>},
     {"--store", "SLUICE_STORE", "auto|gguf|pack|PATH", "auto",
      "Where experts are read from. auto: from the model's own files; what is damaged there comes from the pack beside "
      "the "
@@ -174,13 +180,7 @@ constexpr Option kOptions[] = {
      [](const Config& c) { return get_word(c.overlap, kSwitch); }},
     {"--no-overlap", "SLUICE_NO_OVERLAP", nullptr, "off",
      "Wait until all experts of a layer are there before any of them is computed with: for comparison.",
-     [](Config& c, std::string_view t) {
-         bool off = false;
-         Status s = set_word(off, t, kSwitch);
-         c.overlap = !off;
-         return s;
-     },
-     [](const Config& c) { return get_word(!c.overlap, kSwitch); }},
+     set_off<&Config::overlap>, get_off<&Config::overlap>},
     {"--wave", "SLUICE_WAVE", "auto|N", "auto",
      "With overlap, how many experts a launch waits for at least while others are read, 1 to 64. auto computes each as "
      "it comes.",

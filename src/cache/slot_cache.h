@@ -25,6 +25,9 @@ inline constexpr double kHalfLife = 12;
 
 // Bit c set: component number c of the record is there and whole.
 using ComponentMask = uint8_t;
+constexpr ComponentMask component_bit(uint32_t component) {
+    return static_cast<ComponentMask>(1U << component);
+}
 
 struct CacheCounters {
     uint64_t evictions = 0;

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "exec/is_view.h"
 #include "exec/node_trace.h"
 
 namespace sluice::exec {
@@ -40,11 +41,6 @@ bool has_panel_kernel(ggml_type type) {
         default:
             return false;
     }
-}
-
-bool is_nothing(ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
-           op == GGML_OP_TRANSPOSE;
 }
 
 int32_t id_at(const ggml_tensor* ids, int64_t k, int64_t t) {
@@ -122,7 +118,7 @@ ggml_status MoeExecutor::make_room(size_t nodes) {
 
 void MoeExecutor::append(ggml_tensor* node) {
     ggml_graph_add_node(graph_, node);
-    graph_has_work_ = graph_has_work_ || !is_nothing(node->op);
+    graph_has_work_ = graph_has_work_ || !is_view(node->op);
 }
 
 ggml_status MoeExecutor::flush() {
@@ -440,7 +436,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
 // The node's experts are leased, and there or on their way.
 ggml_status MoeExecutor::compute_held(ggml_tensor* node, const WeightRef& weight) {
     if (!held_.reading) return append_resident(node, weight);
-    const auto which = static_cast<sched::ComponentMask>(1U << weight.component);
+    const auto which = cache::component_bit(weight.component);
     const sched::Fetcher& fetcher = *weight.runtime->fetcher;
     if (std::all_of(records_.begin(), records_.end(), [&](RecordId r) { return fetcher.ready(r, which); })) {
         return append_resident(node, weight);
@@ -453,11 +449,11 @@ ggml_status MoeExecutor::compute_held(ggml_tensor* node, const WeightRef& weight
 
 // All components of the block's experts are wanted: the first product's first, the last one's last.
 void MoeExecutor::ask_for_all(const WeightRef& weight) {
-    const auto first = static_cast<sched::ComponentMask>(1U << weight.component);
+    const auto first = cache::component_bit(weight.component);
     parts_.clear();
     for (const RecordId r : records_) parts_.push_back({r, first});
     for (uint32_t c = 0; c < weight.runtime->store->n_components(weight.set); ++c) {
-        const auto which = static_cast<sched::ComponentMask>(1U << c);
+        const auto which = cache::component_bit(c);
         if (which == first) continue;
         for (const RecordId r : records_) parts_.push_back({r, which});
     }
@@ -470,7 +466,7 @@ void MoeExecutor::ask_for_all(const WeightRef& weight) {
 // One product with experts of which some are still being read: those that are there are computed, and so on.
 ggml_status MoeExecutor::run_as_they_come(ggml_tensor* node, const WeightRef& weight) {
     sched::Fetcher& fetcher = *weight.runtime->fetcher;
-    const auto which = static_cast<sched::ComponentMask>(1U << weight.component);
+    const auto which = cache::component_bit(weight.component);
     std::span<RecordId> left(records_);
     while (!left.empty()) {
         fetcher.look(pass_);
@@ -602,7 +598,7 @@ void MoeExecutor::append_ranks(const WeightRef& weight, size_t begin, size_t end
                 int32_t* experts = new_ints(end - begin);
                 for (size_t i = begin; i < end; ++i)
                     experts[i - begin] = static_cast<int32_t>(weight.runtime->store->expert_of(rank_record_[i]));
-                out->src[s] = ids_of(node->src[s], experts, n);
+                out->src[s] = ids_of(node->src[s], experts, n, 1);
             } else {
                 out->src[s] = rank_rows(node->src[s], begin, end);
             }
@@ -615,37 +611,25 @@ void MoeExecutor::append_ranks(const WeightRef& weight, size_t begin, size_t end
 void MoeExecutor::append_rank_product(ggml_tensor* node, const WeightRef& weight, size_t begin, size_t end,
                                       size_t number) {
     const sched::Fetcher& fetcher = *weight.runtime->fetcher;
-    const cache::Layout& layout = fetcher.layout();
-    const cache::SizeClass& cls = layout.classes[layout.class_of_set[weight.set]];
-    cache::SlotId low = UINT32_MAX, high = 0;
-    for (size_t i = begin; i < end; ++i) {
-        const cache::SlotId s = fetcher.cache().find(rank_record_[i]);
-        low = std::min(low, s);
-        high = std::max(high, s);
-    }
-    const int64_t window = static_cast<int64_t>(high) - low + 1;
+    const Window window = window_over(weight, std::span(rank_record_).subspan(begin, end - begin));
     const bool together =
-        end - begin > 1 && window <= kMaxWindow && weight.runtime->same_delta[weight.set][weight.component];
+        end - begin > 1 && window.slots <= kMaxWindow && weight.runtime->same_delta[weight.set][weight.component];
     const size_t step = together ? end - begin : 1;
     for (size_t i = begin; i < end; i += step) {
         const auto n = static_cast<int64_t>(step);
         int32_t* places = new_ints(step);
         for (size_t j = 0; j < step; ++j)
-            places[j] = together ? static_cast<int32_t>(fetcher.cache().find(rank_record_[i + j]) - low) : 0;
-        const RecordId first = rank_record_[i];
-        const std::byte* base = fetcher.data(first, weight.component);
-        if (together) base -= (fetcher.cache().find(first) - low) * cls.slot_bytes;
+            places[j] = together ? static_cast<int32_t>(fetcher.cache().find(rank_record_[i + j]) - window.first) : 0;
 
         ggml_tensor* out = new_tensor();
         *out = *node;
         out->data = rank_row(number, i);
         out->ne[1] = n;
         out->nb[2] = out->nb[3] = out->nb[1] * step;
-        out->src[0] =
-            weight_view(node->src[0], weight, base, together ? window : 1,
-                        together ? cls.slot_bytes : static_cast<size_t>(node->src[0]->ne[1]) * node->src[0]->nb[1]);
+        out->src[0] = together ? weight_view(node->src[0], weight, window.begin, window.slots, window.stride)
+                               : weight_of_one(node->src[0], weight, rank_record_[i]);
         out->src[1] = rank_rows(node->src[1], i, i + step);
-        out->src[2] = ids_of(node->src[2], places, n);
+        out->src[2] = ids_of(node->src[2], places, n, 1);
         append(out);
     }
 }
@@ -675,20 +659,6 @@ ggml_tensor* MoeExecutor::rank_rows(const ggml_tensor* src, size_t begin, size_t
     return rows;
 }
 
-// The ids of `n` ranks of one token, in memory of ours.
-ggml_tensor* MoeExecutor::ids_of(const ggml_tensor* original, int32_t* values, int64_t n) {
-    ggml_tensor* ids = new_tensor();
-    *ids = *original;
-    ids->data = values;
-    ids->op = GGML_OP_NONE;
-    ids->view_src = nullptr;
-    ids->ne[0] = n;
-    ids->ne[1] = 1;
-    ids->nb[0] = sizeof(int32_t);
-    ids->nb[1] = ids->nb[2] = ids->nb[3] = sizeof(int32_t) * static_cast<size_t>(n);
-    return ids;
-}
-
 // The block does not fit: its experts come, compute and go in groups, this node's component only.
 ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight, size_t leased) {
     ModelRuntime& runtime = *weight.runtime;
@@ -697,7 +667,7 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
     while (!left.empty()) {
         if (leased == 0) return fail(error(Code::internal, "no slot is free although nothing is leased"));
         const std::span<RecordId> wave = left.first(leased);
-        Status loaded = load(runtime, weight.set, wave, static_cast<sched::ComponentMask>(1U << weight.component));
+        Status loaded = load(runtime, weight.set, wave, cache::component_bit(weight.component));
         const ggml_status status = loaded.ok() ? run_gathered(node, weight, wave) : GGML_STATUS_FAILED;
         fetcher.release(wave);
         if (!loaded.ok()) return fail(std::move(loaded));
@@ -717,24 +687,17 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
 ggml_status MoeExecutor::append_resident(ggml_tensor* node, const WeightRef& weight) {
     const ModelRuntime& runtime = *weight.runtime;
     const sched::Fetcher& fetcher = *runtime.fetcher;
-    const cache::Layout& layout = fetcher.layout();
     const uint32_t n_expert = runtime.store->geometry().sets[weight.set].n_expert;
-    const cache::SizeClass& cls = layout.classes[layout.class_of_set[weight.set]];
     const int64_t n_rows = node->src[2]->ne[0] * node->src[2]->ne[1];
 
-    cache::SlotId low = UINT32_MAX;
-    cache::SlotId high = 0;
+    const Window window = window_over(weight, records_);
     int32_t most_rows = 0;
     for (const RecordId r : records_) {
-        const cache::SlotId s = fetcher.cache().find(r);
-        low = std::min(low, s);
-        high = std::max(high, s);
         const uint32_t e = runtime.store->expert_of(r);
         most_rows = std::max(most_rows, row_begin_[e + 1] - row_begin_[e]);
     }
-    const int64_t window = static_cast<int64_t>(high) - low + 1;
-    const bool narrow = window <= std::max<int64_t>(n_expert, kMaxWindow) &&
-                        static_cast<uint64_t>(window * n_rows) * 8 <= kMaxWindowWork;
+    const bool narrow = window.slots <= std::max<int64_t>(n_expert, kMaxWindow) &&
+                        static_cast<uint64_t>(window.slots * n_rows) * 8 <= kMaxWindowWork;
     const bool panel = has_panel_kernel(node->src[0]->type) && most_rows >= kPanelRows;
 
     const bool one_token = node->src[2]->ne[1] == 1;
@@ -744,12 +707,9 @@ ggml_status MoeExecutor::append_resident(ggml_tensor* node, const WeightRef& wei
     if (narrow && !panel && runtime.same_delta[weight.set][weight.component]) {
         place_.assign(n_expert, 0);
         for (const RecordId r : records_) {
-            place_[runtime.store->expert_of(r)] = static_cast<int32_t>(fetcher.cache().find(r) - low);
+            place_[runtime.store->expert_of(r)] = static_cast<int32_t>(fetcher.cache().find(r) - window.first);
         }
-        const RecordId first = records_[0];
-        const std::byte* base =
-            fetcher.data(first, weight.component) - (fetcher.cache().find(first) - low) * cls.slot_bytes;
-        append_strided(node, weight, base, window, place_);
+        append_strided(node, weight, window, place_);
         return GGML_STATUS_SUCCESS;
     }
     if (one_token) {
@@ -759,6 +719,28 @@ ggml_status MoeExecutor::append_resident(ggml_tensor* node, const WeightRef& wei
     // Gathering rows needs the node's input to be there.
     status = flush();
     return status != GGML_STATUS_SUCCESS ? status : run_gathered(node, weight, records_);
+}
+
+// The slots of these experts, which are there and all equally deep in them, and what lies between.
+MoeExecutor::Window MoeExecutor::window_over(const WeightRef& weight, std::span<const RecordId> records) const {
+    const sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const cache::Layout& layout = fetcher.layout();
+    cache::SlotId low = UINT32_MAX, high = 0;
+    for (const RecordId r : records) {
+        const cache::SlotId s = fetcher.cache().find(r);
+        low = std::min(low, s);
+        high = std::max(high, s);
+    }
+    const size_t stride = layout.classes[layout.class_of_set[weight.set]].slot_bytes;
+    const std::byte* begin =
+        fetcher.data(records[0], weight.component) - (fetcher.cache().find(records[0]) - low) * stride;
+    return {.begin = begin, .first = low, .slots = static_cast<int64_t>(high) - low + 1, .stride = stride};
+}
+
+// The weight tensor of one expert.
+ggml_tensor* MoeExecutor::weight_of_one(const ggml_tensor* original, const WeightRef& weight, RecordId record) {
+    return weight_view(original, weight, weight.runtime->fetcher->data(record, weight.component), 1,
+                       static_cast<size_t>(original->ne[1]) * original->nb[1]);
 }
 
 // A weight tensor of `n_as` experts, `stride` bytes apart, over slots.
@@ -776,37 +758,40 @@ ggml_tensor* MoeExecutor::weight_view(const ggml_tensor* original, const WeightR
     return w;
 }
 
-// The same node over a window of slots: one launch, as stock has it; ids become slot numbers.
-void MoeExecutor::append_strided(ggml_tensor* node, const WeightRef& weight, const std::byte* base, int64_t window,
-                                 std::span<const int32_t> place_of_expert) {
-    const ModelRuntime& runtime = *weight.runtime;
-    const cache::Layout& layout = runtime.fetcher->layout();
-    const size_t stride = layout.classes[layout.class_of_set[weight.set]].slot_bytes;
-    const ggml_tensor* ids = node->src[2];
+// Ids like the graph's, in memory of ours.
+ggml_tensor* MoeExecutor::ids_of(const ggml_tensor* original, int32_t* values, int64_t n_ids, int64_t n_tokens) {
+    ggml_tensor* ids = new_tensor();
+    *ids = *original;
+    ids->data = values;
+    ids->op = GGML_OP_NONE;
+    ids->view_src = nullptr;
+    ids->ne[0] = n_ids;
+    ids->ne[1] = n_tokens;
+    ids->nb[0] = sizeof(int32_t);
+    ids->nb[1] = sizeof(int32_t) * static_cast<size_t>(n_ids);
+    ids->nb[2] = ids->nb[3] = ids->nb[1] * static_cast<size_t>(n_tokens);
+    return ids;
+}
 
-    ggml_tensor* places = new_tensor();
-    *places = *ids;
+// The same node over a window of slots: one launch, as stock has it; ids become slot numbers.
+void MoeExecutor::append_strided(ggml_tensor* node, const WeightRef& weight, const Window& window,
+                                 std::span<const int32_t> place_of_expert) {
+    const ggml_tensor* ids = node->src[2];
     int32_t* out = new_ints(static_cast<size_t>(ids->ne[0] * ids->ne[1]));
-    places->data = out;
-    places->op = GGML_OP_NONE;
-    places->view_src = nullptr;
-    places->nb[1] = static_cast<size_t>(ids->ne[0]) * sizeof(int32_t);
-    places->nb[2] = places->nb[3] = places->nb[1] * static_cast<size_t>(ids->ne[1]);
-    places->nb[0] = sizeof(int32_t);
+    ggml_tensor* places = ids_of(ids, out, ids->ne[0], ids->ne[1]);
     for (int64_t t = 0; t < ids->ne[1]; ++t) {
         for (int64_t k = 0; k < ids->ne[0]; ++k) *out++ = place_of_expert[static_cast<size_t>(id_at(ids, k, t))];
     }
 
     ggml_tensor* n = new_tensor();
     *n = *node;
-    n->src[0] = weight_view(node->src[0], weight, base, window, stride);
+    n->src[0] = weight_view(node->src[0], weight, window.begin, window.slots, window.stride);
     n->src[2] = places;
     append(n);
 }
 
 // One node per expert, each over one row: decode with slots too far apart for one window.
 void MoeExecutor::append_single_rows(ggml_tensor* node, const WeightRef& weight) {
-    const sched::Fetcher& fetcher = *weight.runtime->fetcher;
     const ggml_tensor* src1 = node->src[1];
     for (const RecordId r : records_) {
         const uint32_t e = weight.runtime->store->expert_of(r);
@@ -820,23 +805,14 @@ void MoeExecutor::append_single_rows(ggml_tensor* node, const WeightRef& weight)
 
             int32_t* zero = new_ints(1);
             *zero = 0;
-            ggml_tensor* id = new_tensor();
-            *id = *node->src[2];
-            id->data = zero;
-            id->op = GGML_OP_NONE;
-            id->view_src = nullptr;
-            id->ne[0] = id->ne[1] = 1;
-            id->nb[0] = id->nb[1] = id->nb[2] = id->nb[3] = sizeof(int32_t);
-
-            const size_t bytes = static_cast<size_t>(node->src[0]->ne[1]) * node->src[0]->nb[1];
             ggml_tensor* n = new_tensor();
             *n = *node;
             n->data = row_at(node, row.k, row.t);
             n->ne[1] = n->ne[2] = n->ne[3] = 1;
             n->nb[2] = n->nb[3] = n->nb[1];
-            n->src[0] = weight_view(node->src[0], weight, fetcher.data(r, weight.component), 1, bytes);
+            n->src[0] = weight_of_one(node->src[0], weight, r);
             n->src[1] = x;
-            n->src[2] = id;
+            n->src[2] = ids_of(node->src[2], zero, 1, 1);
             append(n);
         }
     }
@@ -845,13 +821,11 @@ void MoeExecutor::append_single_rows(ggml_tensor* node, const WeightRef& weight)
 // Expert by expert over gathered rows; the node's input is computed and the graph empty. Groups of experts share a
 // launch as long as their rows fit the scratch memory.
 ggml_status MoeExecutor::run_gathered(ggml_tensor* node, const WeightRef& weight, std::span<const RecordId> records) {
-    const sched::Fetcher& fetcher = *weight.runtime->fetcher;
     const store::RecordStore& store = *weight.runtime->store;
     const ggml_tensor* src1 = node->src[1];
     const size_t in_row = static_cast<size_t>(src1->ne[0]) * ggml_type_size(src1->type);
     const size_t out_row = static_cast<size_t>(node->ne[0]) * sizeof(float);
     const size_t per_row = in_row + out_row;
-    const size_t weight_bytes = static_cast<size_t>(node->src[0]->ne[1]) * node->src[0]->nb[1];
     const auto n_rows = [&](RecordId r) {
         const uint32_t e = store.expert_of(r);
         return static_cast<size_t>(row_begin_[e + 1] - row_begin_[e]);
@@ -887,16 +861,6 @@ ggml_status MoeExecutor::run_gathered(ggml_tensor* node, const WeightRef& weight
             x->nb[1] = x->nb[2] = in_row;
             x->nb[3] = in_row * n;
 
-            ggml_tensor* id = new_tensor();
-            *id = *node->src[2];
-            id->data = zeros;
-            id->op = GGML_OP_NONE;
-            id->view_src = nullptr;
-            id->ne[0] = 1;
-            id->ne[1] = static_cast<int64_t>(n);
-            id->nb[0] = id->nb[1] = sizeof(int32_t);
-            id->nb[2] = id->nb[3] = sizeof(int32_t) * n;
-
             ggml_tensor* y = new_tensor();
             *y = *node;
             y->data = out + at * out_row;
@@ -905,9 +869,9 @@ ggml_status MoeExecutor::run_gathered(ggml_tensor* node, const WeightRef& weight
             y->ne[2] = static_cast<int64_t>(n);
             y->nb[1] = y->nb[2] = out_row;
             y->nb[3] = out_row * n;
-            y->src[0] = weight_view(node->src[0], weight, fetcher.data(records[i], weight.component), 1, weight_bytes);
+            y->src[0] = weight_of_one(node->src[0], weight, records[i]);
             y->src[1] = x;
-            y->src[2] = id;
+            y->src[2] = ids_of(node->src[2], zeros, 1, static_cast<int64_t>(n));
             append(y);
             at += n;
         }

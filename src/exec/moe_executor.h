@@ -42,6 +42,13 @@ class MoeExecutor {
         int32_t k = 0;  // rank in the router's choice
         int32_t t = 0;  // token
     };
+    // Neighbouring slots, seen as one tensor.
+    struct Window {
+        const std::byte* begin = nullptr;  // of the component in the first slot
+        cache::SlotId first = 0;
+        int64_t slots = 0;
+        size_t stride = 0;
+    };
     // The experts that the block at hand has leased, with their rows.
     struct Held {
         const WeightRef* weight = nullptr;  // of the node that took the leases
@@ -63,16 +70,18 @@ class MoeExecutor {
     size_t append_ready_ranks(const WeightRef& weight);
     void append_ranks(const WeightRef& weight, size_t begin, size_t end, size_t first_node, size_t last_node);
     void append_rank_product(ggml_tensor* node, const WeightRef& weight, size_t begin, size_t end, size_t number);
-    ggml_tensor* ids_of(const ggml_tensor* original, int32_t* values, int64_t n);
     ggml_tensor* rank_rows(const ggml_tensor* src, size_t begin, size_t end);
     [[nodiscard]] std::byte* rank_row(size_t node, size_t i) {
         return rank_scratch_.data() + rank_begin_[node] + i * block_.nodes[node]->nb[1];
     }
     ggml_status run_in_waves(ggml_tensor* node, const WeightRef& weight, size_t leased);
     ggml_status run_gathered(ggml_tensor* node, const WeightRef& weight, std::span<const RecordId> records);
-    void append_strided(ggml_tensor* node, const WeightRef& weight, const std::byte* base, int64_t window,
+    void append_strided(ggml_tensor* node, const WeightRef& weight, const Window& window,
                         std::span<const int32_t> place_of_expert);
     void append_single_rows(ggml_tensor* node, const WeightRef& weight);
+    [[nodiscard]] Window window_over(const WeightRef& weight, std::span<const RecordId> records) const;
+    ggml_tensor* weight_of_one(const ggml_tensor* original, const WeightRef& weight, RecordId record);
+    ggml_tensor* ids_of(const ggml_tensor* original, int32_t* values, int64_t n_ids, int64_t n_tokens);
     ggml_tensor* weight_view(const ggml_tensor* original, const WeightRef& weight, const std::byte* data, int64_t n_as,
                              size_t stride);
     ggml_status make_room(size_t nodes);

@@ -7,13 +7,10 @@
 #include <memory>
 #include <string_view>
 
+#include "exec/is_view.h"
+
 namespace sluice::exec {
 namespace {
-
-bool is_nothing(ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
-           op == GGML_OP_TRANSPOSE;
-}
 
 int64_t major_faults() {
     rusage usage{};
@@ -63,7 +60,7 @@ ggml_status compute_traced(ggml_backend_t backend, GraphCompute compute, ggml_cg
         do {
             ggml_tensor* node = ggml_graph_node(graph, i);
             ggml_graph_add_node(piece, node);
-            work = work || !is_nothing(node->op);
+            work = work || !is_view(node->op);
             if (++i == n) break;
             const int32_t named = layer_in_name(ggml_graph_node(graph, i)->name);
             next_layer = named >= 0 ? named : layer;

@@ -1,12 +1,9 @@
 #include "exec/rank_block.h"
 
+#include "exec/is_view.h"
+
 namespace sluice::exec {
 namespace {
-
-bool is_view(ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
-           op == GGML_OP_TRANSPOSE;
-}
 
 const ggml_tensor* root(const ggml_tensor* t) {
     while (t->view_src != nullptr) t = t->view_src;
@@ -108,7 +105,7 @@ void find_rank_block(ggml_cgraph* graph, int begin, WeightLookup weight_of, Rank
         if (node->op == GGML_OP_MUL_MAT_ID) {
             block.last_product = block.nodes.size();
             block.before_last = block.all;
-            block.all = static_cast<uint8_t>(block.all | (1U << weight_of(node->src[0])->component));
+            block.all = static_cast<uint8_t>(block.all | cache::component_bit(weight_of(node->src[0])->component));
         }
         block.nodes.push_back(node);
         block.end = i + 1;

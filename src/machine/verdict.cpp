@@ -640,14 +640,18 @@ Status check_drive(const Verdict& verdict, const DriveIdentity& now) {
 }
 
 Result<Verdict> find_verdict(const std::string& path, const std::string& root) {
+    const auto facts = read_drive(path, root);
+    return facts.ok() ? find_verdict(*facts) : facts.status();
+}
+
+Result<Verdict> find_verdict(const DriveFacts& facts) {
     const auto directory = verdict_directory();
     if (!directory.ok()) return directory.status();
-    const auto facts = read_drive(path, root);
-    if (!facts.ok()) return facts.status();
-    const DriveIdentity now = identify(*facts);
+    const DriveIdentity now = identify(facts);
     auto verdict = read_verdict(verdict_path(*directory, now));
     if (!verdict.ok() && verdict.status().code() == Code::not_found)
-        return error(Code::not_found, "the drive under {} was not measured yet: sluice probe {}", path, path);
+        return error(Code::not_found, "the drive under {} was not measured yet: sluice probe {}", facts.path,
+                     facts.path);
     if (!verdict.ok()) return verdict.status();
     if (Status s = check_drive(*verdict, now); !s) return s;
     return verdict;

@@ -186,6 +186,8 @@ Status check_drive(const Verdict& verdict, const DriveIdentity& now);
 
 // The one for the drive that a file lies on; not_found if there is none. `root` as in read_drive.
 Result<Verdict> find_verdict(const std::string& path, const std::string& root = "");
+// The same where the facts are known already.
+Result<Verdict> find_verdict(const DriveFacts& facts);
 
 const char* engine_name(io::EngineKind engine);
 

@@ -55,12 +55,6 @@ void Fetcher::release(std::span<const RecordId> records) {
     for (const RecordId r : records) slots_->cache().release(r);
 }
 
-bool Fetcher::ready(RecordId record, ComponentMask which) const {
-    const SlotId slot = slots_->cache().find(record);
-    const ComponentMask wanted = which & slots_->all_components(slots_->store().set_of(record));
-    return slot != cache::kNoSlot && (slots_->cache().ready(slot) & wanted) == wanted;
-}
-
 Scheduler::Wish Fetcher::wish_of(RecordId record, const trace::Pass* pass) const {
     const store::RecordStore& store = slots_->store();
     Scheduler::Wish wish;

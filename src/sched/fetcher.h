@@ -54,7 +54,7 @@ class Fetcher {
     Status wait_some(Batch& batch, trace::Pass* pass = nullptr) { return scheduler_->wait_some(batch, pass); }
     void look(trace::Pass* pass = nullptr) { scheduler_->pump(pass); }
     void give_up(Batch& batch) { scheduler_->abandon(batch); }
-    [[nodiscard]] bool ready(RecordId record, ComponentMask which) const;
+    [[nodiscard]] bool ready(RecordId record, ComponentMask which) const { return slots_->has(record, which); }
 
     // True if all of the record's components are there.
     [[nodiscard]] bool resident(RecordId record) const { return slots_->resident(record); }

@@ -199,10 +199,6 @@ bool Scheduler::take_lease(Ticket& t) {
 
 // ---- wishes
 
-constexpr ComponentMask bit_of(uint32_t component) {
-    return static_cast<ComponentMask>(1U << component);
-}
-
 // A prediction that was used is worth another one.
 void Scheduler::used(RecordId record, ComponentMask which) {
     for (ComponentMask left = which & predicted_unused_[record]; left != 0;
@@ -336,7 +332,7 @@ bool Scheduler::hint(RecordId record, const Hint& hint) {
     bool all = true;
     for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(record)); ++c) {
         if (slots_.ready(record, c) || by_key_[key(record, c)] != kNone) continue;
-        used(record, bit_of(c));  // an earlier prediction of it was evicted
+        used(record, cache::component_bit(c));  // an earlier prediction of it was evicted
         const Index i = hints() < options_.max_hints ? make_ticket(record, c, now) : kNone;
         if (i == kNone) {
             ++counters_.dropped_full;
@@ -439,7 +435,7 @@ bool Scheduler::prepare_piece(Index i, uint32_t length, bool speculative, Nanos 
     return true;
 }
 
-// The first attempt goes to whoever would be done first; nothing of the ticket is at a device.
+// Each attempt goes to whoever would be done first and has not used up his; nothing of the ticket is at a device.
 void Scheduler::choose_holder(Ticket& t) {
     if (drives_.single()) return;
     const HolderId h = drives_.choose(t.record, t.component, t.physical, t.exhausted);
@@ -575,7 +571,7 @@ bool Scheduler::matches(const Ticket& t, trace::Pass* pass) {
     if (options_.verify == Verify::never) return true;
     const auto sum = slots_.store().checksum(t.record, t.component);
     if (!sum) return true;
-    const ComponentMask bit = bit_of(t.component);
+    const ComponentMask bit = cache::component_bit(t.component);
     if (options_.verify == Verify::once && t.first_error == 0 && t.holder == 0 && (verified_[t.record] & bit) != 0)
         return true;
     const std::span<const std::byte> bytes = arrived_bytes(t);
@@ -606,10 +602,10 @@ void Scheduler::publish(Index i, trace::Pass* pass) {
         counters_.convert += clock_.now() - t0;
     }
     (t.predicted ? counters_.predicted_bytes : counters_.exact_bytes) += t.bytes;
-    if (!is_exact(t.cls)) predicted_unused_[t.record] |= bit_of(t.component);
+    if (!is_exact(t.cls)) predicted_unused_[t.record] |= cache::component_bit(t.component);
     if (t.promoted && t.deadline != kNoDeadline && clock_.now() > t.deadline) ++counters_.late;
     if (t.first_error != 0 && t.first_holder != t.holder) note_rescue(t);
-    cache.mark_ready(t.slot, static_cast<ComponentMask>(1U << t.component));
+    cache.mark_ready(t.slot, cache::component_bit(t.component));
     finish(i, TicketState::ready, {});
 }
 
@@ -650,10 +646,7 @@ bool Scheduler::try_again(Index i) {
     }
     if (++t.attempts >= options_.attempts || drives_.retired(t.holder)) {
         t.exhausted = static_cast<uint8_t>(t.exhausted | (1U << t.holder));
-        const HolderId next = drives_.choose(t.record, t.component, t.bytes, t.exhausted);
-        if (next == Drives::kNoHolder) return false;
-        t.holder = next;
-        t.physical = store::RecordStore::aligned(slots_.store().extent(t.record, t.component, next)).length;
+        if (drives_.choose(t.record, t.component, t.bytes, t.exhausted) == Drives::kNoHolder) return false;
         t.attempts = 0;
     }
     ++counters_.retries;

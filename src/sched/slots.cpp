@@ -63,17 +63,6 @@ Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Op
     return made;
 }
 
-bool Slots::resident(RecordId record) const {
-    const SlotId s = cache_.find(record);
-    const ComponentMask all = all_components(store_.set_of(record));
-    return s != cache::kNoSlot && (cache_.ready(s) & all) == all;
-}
-
-bool Slots::ready(RecordId record, uint32_t component) const {
-    const SlotId s = cache_.find(record);
-    return s != cache::kNoSlot && (cache_.ready(s) & (1U << component)) != 0;
-}
-
 std::byte* Slots::place(RecordId record, uint32_t component) const {
     const SlotId s = cache_.find(record);
     assert(s != cache::kNoSlot);

@@ -55,8 +55,15 @@ class Slots {
         return static_cast<ComponentMask>((1U << store_.n_components(set)) - 1U);
     }
     // True if all of the record's components are there.
-    [[nodiscard]] bool resident(RecordId record) const;
-    [[nodiscard]] bool ready(RecordId record, uint32_t component) const;
+    [[nodiscard]] bool resident(RecordId record) const { return has(record, all_components(store_.set_of(record))); }
+    [[nodiscard]] bool ready(RecordId record, uint32_t component) const {
+        return has(record, cache::component_bit(component));
+    }
+    // True if these components are there; each is one of the record's.
+    [[nodiscard]] bool has(RecordId record, ComponentMask which) const {
+        const SlotId s = cache_.find(record);
+        return s != cache::kNoSlot && (cache_.ready(s) & which) == which;
+    }
     // Where an aligned read of the component goes, or its converted form. The record has a slot.
     [[nodiscard]] std::byte* place(RecordId record, uint32_t component) const;
     // The component's first byte in its slot. The record has a slot and the component is ready.

@@ -1,19 +1,13 @@
 #include "store/bundle.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <filesystem>
 
+#include "store/files.h"
 #include "store/sums.h"
 
 namespace sluice::store {
 namespace {
-
-bool exists(const std::string& path) {
-    struct stat st {};
-    return ::stat(path.c_str(), &st) == 0;
-}
 
 std::string without(const std::string& path, std::string_view end) {
     return path.ends_with(end) ? path.substr(0, path.size() - end.size()) : path;
@@ -34,7 +28,7 @@ Status unusable(const Status& why, const std::string& manifest_path, const std::
     const auto index = model::GgufIndex::open(gguf);
     const auto geometry = index.ok() ? model::derive_geometry(*index) : Result<model::Geometry>(index.status());
     // Only of a model that is known to be whole may the pack go.
-    if (!geometry.ok() || exists(guard_path(gguf)) || is_skeleton(*index, *geometry)) {
+    if (!geometry.ok() || experts_taken_out(*index, *geometry)) {
         return error(why.code(),
                      "{}; keep the pack's data files, and put a copy of {} back, or copy or download {} again",
                      why.message(), manifest_path, gguf);
@@ -134,7 +128,7 @@ Result<Bundle> find_packed(const std::string& path, const std::string& pack, io:
         return found.ok() ? error(Code::not_found, "there is no pack of {}", path) : found.status();
     const std::string& gguf = index->files()[0].path;
     const auto geometry = model::derive_geometry(*index);
-    const bool taken_out = exists(guard_path(gguf)) || (geometry.ok() && is_skeleton(*index, *geometry));
+    const bool taken_out = geometry.ok() ? experts_taken_out(*index, *geometry) : exists(guard_path(gguf));
     return error(Code::not_found, "there is no pack of {} beside it: {}", gguf,
                  taken_out ? "its experts were taken out; name the pack that has them with --pack PACK, or copy or "
                              "download the file again"

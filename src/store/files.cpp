@@ -167,6 +167,16 @@ Status publish_file(Files& files, const std::string& from, const std::string& to
     return e == 0 ? Status() : failed("make durable", to, e);
 }
 
+bool exists(const std::string& path) {
+    struct stat st {};
+    return ::stat(path.c_str(), &st) == 0;
+}
+
+bool name_is_taken(const std::string& path) {
+    struct stat st {};
+    return ::lstat(path.c_str(), &st) == 0;
+}
+
 Result<std::string> read_whole(const std::string& path, uint64_t most) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) return failed("open", path, errno);

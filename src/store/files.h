@@ -76,6 +76,10 @@ Status replace_file(Files& files, const std::string& path, std::span<const std::
 // Gives a finished file its name, durably.
 Status publish_file(Files& files, const std::string& from, const std::string& to);
 
+// Whether there is a file behind this name; whether the name is taken, if only by a link to nothing.
+bool exists(const std::string& path);
+bool name_is_taken(const std::string& path);
+
 // All bytes of a file that must be no longer than `most`; not_found if there is none.
 Result<std::string> read_whole(const std::string& path, uint64_t most);
 

@@ -14,11 +14,6 @@
 namespace sluice::store {
 namespace {
 
-bool exists(const std::string& path) {
-    struct stat st {};
-    return ::lstat(path.c_str(), &st) == 0;
-}
-
 uint64_t size_of(const std::string& path) {
     struct stat st {};
     return ::stat(path.c_str(), &st) == 0 ? static_cast<uint64_t>(st.st_size) : 0;
@@ -243,7 +238,7 @@ class Repair {
     Status data_is_ours(const Copy& pack) {
         for (uint32_t f = 0; f < pack.paths.size(); ++f) {
             const std::string& path = pack.paths[f];
-            if (!exists(path)) continue;
+            if (!name_is_taken(path)) continue;
             const uint64_t size = size_of(path), wanted = pack.map.file_bytes[f];
             if (size > wanted || foreign_data(path, data_header(*b_.manifest, *b_.map, f))) {
                 return error(Code::unsupported,
@@ -339,7 +334,7 @@ Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::stri
     uint64_t need = 0;
     for (const SourceFile& f : parts.source().files) {
         names.push_back((std::filesystem::path(directory) / f.name).string());
-        there.push_back(exists(names.back()));
+        there.push_back(name_is_taken(names.back()));
         now.push_back(there.back() ? names.back() : unpack_path(names.back()));
         if (!there.back()) need += f.size;
     }
@@ -354,7 +349,7 @@ Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::stri
     std::vector<std::optional<OutputFile>> out(names.size());
     for (size_t f = 0; f < names.size(); ++f) {
         if (there[f]) continue;
-        if (exists(now[f]))
+        if (name_is_taken(now[f]))
             return error(Code::invalid_argument,
                          "{} exists: another sluice unpack is writing it, or one was interrupted; then remove it",
                          now[f]);
@@ -410,7 +405,8 @@ Result<Unpacked> unpack_into(Files& files, const Bundle& bundle, const std::stri
     }
     for (size_t f = 0; f < names.size(); ++f) {
         if (there[f]) continue;
-        if (exists(names[f])) return error(Code::io_error, "{} has appeared while it was being unpacked", names[f]);
+        if (name_is_taken(names[f]))
+            return error(Code::io_error, "{} has appeared while it was being unpacked", names[f]);
         const int e = files.rename(now[f], names[f]);
         if (e == 0) unfinished.finished(now[f]);
         const int d = e == 0 ? files.sync_directory(names[f]) : 0;
@@ -509,7 +505,7 @@ Result<Unpacked> unpack_in_place(Files& files, Bundle bundle, io::Engine& engine
     }
     for (const std::string& path : bundle.own.paths) {
         const std::string guard = guard_path(path);
-        if (!exists(guard)) continue;
+        if (!name_is_taken(guard)) continue;
         if (const int e = files.remove(guard); e != 0)
             return error(Code::io_error, "cannot remove {}: {}", guard, std::strerror(e));
     }

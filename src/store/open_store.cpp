@@ -1,23 +1,16 @@
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <optional>
 
 #include "base/crc32c.h"
 #include "base/log.h"
+#include "store/files.h"
 #include "store/pack.h"
 #include "store/record_store.h"
 #include "store/sums.h"
 
 namespace sluice::store {
 namespace {
-
-bool exists(const std::string& path) {
-    struct stat st {};
-    return ::stat(path.c_str(), &st) == 0;
-}
 
 // What may be done about a model whose experts are not in its files.
 Status skeleton_error(const std::string& gguf, const std::string& pack, const Status& pack_trouble) {
@@ -72,7 +65,7 @@ class Opener {
         : index_(index), geometry_(geometry), options_(options), note_(note), gguf_path_(index.files()[0].path) {}
 
     Result<RecordStore> run() {
-        skeleton_ = is_skeleton(index_, geometry_) || exists(guard_path(gguf_path_)) || has_empty_layer();
+        skeleton_ = experts_taken_out(index_, geometry_);
         if (Status s = open_packed(); !s.ok()) return s;
         if (Status s = open_own(); !s.ok()) return s;
         if (!pack_ && !own_) return skeleton_error(gguf_path_, pack_path(index_), pack_trouble_);
@@ -98,31 +91,6 @@ class Opener {
             identity_.emplace(std::move(*found));
         }
         return &*identity_;
-    }
-
-    // A skeleton that was copied without its holes has zeros there. No layer of a real model has mostly experts of
-    // zeros. Three of each layer are looked at, or two if these are sound: a page each, in the middle, because the
-    // edges of a tensor stay when it is taken out.
-    [[nodiscard]] bool has_empty_layer() const {
-        constexpr uint32_t kLookedAt = 3;
-        std::array<char, 512> middle;
-        for (const model::ExpertSet& set : geometry_.sets) {
-            const model::ExpertTensor& t = set.tensors.back();
-            const auto file = io::File::open(index_.files()[t.file].path, io::Access::buffered);
-            if (!file.ok()) return false;  // whoever opens it in earnest says so
-            const auto want = static_cast<size_t>(std::min<uint64_t>(middle.size(), t.bytes_per_expert / 2));
-            uint32_t empty = 0, sound = 0;
-            for (uint32_t i = 1; i <= kLookedAt && empty < 2 && sound < 2; ++i) {
-                const uint32_t e = set.n_expert * i / (kLookedAt + 1);
-                const uint64_t at = t.expert_offset(e) + t.bytes_per_expert / 2 - want / 2;
-                const ssize_t n = ::pread(file->fd(), middle.data(), want, static_cast<off_t>(at));
-                const bool zero = n == static_cast<ssize_t>(want) &&
-                                  std::all_of(middle.begin(), middle.begin() + n, [](char c) { return c == 0; });
-                ++(zero ? empty : sound);
-            }
-            if (empty > sound) return true;
-        }
-        return false;
     }
 
     Status open_packed() {

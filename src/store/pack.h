@@ -96,6 +96,9 @@ struct Identity {
 };
 Result<Identity> identify(const model::GgufIndex& index, const model::Geometry& geometry);
 bool is_skeleton(const model::GgufIndex& index, const model::Geometry& geometry);
+// By any sign: holes, the note that `pack --reclaim` leaves, or layers whose experts are zeros, as a copy has them that
+// was made without the holes.
+bool experts_taken_out(const model::GgufIndex& index, const model::Geometry& geometry);
 // Error, in words, if the pack was made from another model (unsupported) or from other contents of the same shape
 // (conflict).
 Status belongs(const Manifest& manifest, const Identity& identity);

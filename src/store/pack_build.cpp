@@ -17,11 +17,6 @@
 namespace sluice::store {
 namespace {
 
-bool exists(const std::string& path) {
-    struct stat st {};
-    return ::lstat(path.c_str(), &st) == 0;
-}
-
 Status not_ours(const std::string& path) {
     return error(Code::invalid_argument, "{} exists and is no part of this pack: move it away, or choose another --out",
                  path);
@@ -107,7 +102,7 @@ class Packer {
     // No name that is about to be written is one of the model's, by whatever link.
     Status names_are_free() const {
         std::vector<std::string> names{out_, partial_path(out_)};
-        for (uint32_t f = 0; exists(data_path(out_, f)); ++f) names.push_back(data_path(out_, f));
+        for (uint32_t f = 0; name_is_taken(data_path(out_, f)); ++f) names.push_back(data_path(out_, f));
         for (const std::string& name : names) {
             for (const model::FileEntry& f : index_.files()) {
                 if (same_file(name, f))
@@ -120,9 +115,9 @@ class Packer {
 
     // Takes the manifest that is there, whole or partial, or decides on a new one.
     Status open_manifest() {
-        complete_ = exists(out_);
+        complete_ = name_is_taken(out_);
         const std::string path = complete_ ? out_ : partial_path(out_);
-        created_ = !exists(path);
+        created_ = !name_is_taken(path);
         if (!complete_ && !created_ && !plain_file(path)) return not_ours(path);
         auto file = ManifestFile::open(files_, path, created_);
         if (!file.ok()) return file.status();
@@ -134,14 +129,14 @@ class Packer {
 
     Status adopt(const std::string& path) {
         bool data = false;
-        for (uint32_t f = 0; f < 2; ++f) data = data || exists(data_path(out_, f));
+        for (uint32_t f = 0; f < 2; ++f) data = data || name_is_taken(data_path(out_, f));
         auto read = read_manifest(path);
         // Before its first generation was durable, no data file was made.
         fresh_ = !complete_ && !read.ok() && !data;
         if (!read.ok() && !complete_) {
             if (!begun_manifest(path)) return not_ours(path);
             if (data && manifest_file_->size() == 0)
-                return not_ours(data_path(out_, exists(data_path(out_, 0)) ? 0 : 1));
+                return not_ours(data_path(out_, name_is_taken(data_path(out_, 0)) ? 0 : 1));
         }
         if (!fresh_) {
             if (!read.ok()) {
@@ -186,7 +181,7 @@ class Packer {
         data_.resize(map_.map.file_bytes.size());
         for (uint32_t f = 0; f < data_.size() && !complete_; ++f) {
             const std::string name = data_path(out_, f);
-            if (!exists(name) || (!fresh_ && begun_data(f))) continue;
+            if (!name_is_taken(name) || (!fresh_ && begun_data(f))) continue;
             if (!manifest_.reclaimed) return not_ours(name);
             return error(Code::corrupt,
                          "{} is another file than this pack's, or damaged at its beginning: bring the right one back; "
@@ -317,7 +312,7 @@ class Packer {
         if (!data_[file]) {
             // adopt() has looked at what is there; what came since is not ours.
             const std::string name = data_path(out_, file);
-            const bool there = exists(name);
+            const bool there = name_is_taken(name);
             if (there && !begun_data(file)) return not_ours(name);
             auto out = OutputFile::open(files_, name, O_RDWR | O_NOFOLLOW | (there ? 0 : O_CREAT | O_EXCL));
             if (!out.ok()) return out.status();
@@ -487,7 +482,7 @@ class Packer {
         if (complete_) return {};
         // Both slots say that it is complete, so that either may be lost.
         if (Status s = manifest_file_->commit_both(manifest_); !s.ok()) return s;
-        if (exists(out_)) return error(Code::io_error, "{} has appeared while the pack was being made", out_);
+        if (name_is_taken(out_)) return error(Code::io_error, "{} has appeared while the pack was being made", out_);
         if (const int e = files_.rename(manifest_file_->path(), out_); e != 0)
             return error(Code::io_error, "cannot rename {}: {}", manifest_file_->path(), std::strerror(e));
         return sync_names();

@@ -37,6 +37,10 @@ bool same_shape(const Source& a, const Source& b);
 // And so is the digest.
 bool same_model(const Source& a, const Source& b);
 
+inline std::span<const std::byte> bytes_of(std::string_view text) {
+    return std::as_bytes(std::span(text.data(), text.size()));
+}
+
 // Little-endian numbers from bytes that nobody vouches for. After the first that is not there, all are 0.
 class ByteReader {
   public:

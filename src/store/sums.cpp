@@ -8,10 +8,6 @@ namespace {
 constexpr std::string_view kMagic = "SLUISUMS";
 constexpr uint32_t kVersion = 1;
 
-std::span<const std::byte> bytes_of(std::string_view text) {
-    return std::as_bytes(std::span(text.data(), text.size()));
-}
-
 }  // namespace
 
 std::string sums_path(const model::GgufIndex& index) {

@@ -1,0 +1,14 @@
+// Owns: which operations compute nothing.
+// Keeps: what is named here only shows memory of another tensor, or a leaf's own.
+#pragma once
+
+#include <ggml.h>
+
+namespace sluice::exec {
+
+inline bool is_view(ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
+}  // namespace sluice::exec
