@@ -8,13 +8,15 @@
 
 namespace sluice::cache {
 
-SlotCache::SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint32_t> slots_per_class, Policy policy)
+SlotCache::SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint32_t> slots_per_class, Policy policy,
+                     uint32_t least_guests)
     : class_of_record_(std::move(class_of_record)),
       slot_of_(class_of_record_.size(), kNoSlot),
       home_(class_of_record_.size(), kNoSlot),
       was_evicted_(class_of_record_.size(), false),
       classes_(slots_per_class.size()),
-      policy_(policy) {
+      policy_(policy),
+      least_guests_(std::max(1U, least_guests)) {
     if (policy_ == Policy::frequency) {
         weight_.assign(class_of_record_.size(), -std::numeric_limits<double>::infinity());
         used_in_.assign(class_of_record_.size(), 0);
@@ -31,6 +33,7 @@ SlotCache::SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint
         classes_[c].n_slots = slots_per_class[c];
         classes_[c].complete = slots_per_class[c] >= records[c];
         if (!classes_[c].complete) classes_[c].victims.reserve(slots_per_class[c]);
+        classes_[c].n_empty = slots_per_class[c];
         total += slots_per_class[c];
     }
     slots_.resize(total);
@@ -137,6 +140,25 @@ void SlotCache::remove_victim(Class& cls, SlotId s) {
     }
 }
 
+// A slot without a lease waits for its record to be wanted again, or to be given away.
+void SlotCache::begin_rest(Class& cls, SlotId s) {
+    if (!slots_[s].guest) {
+        add_victim(cls, s);
+        return;
+    }
+    push_back(cls.guests, s);
+    ++cls.guests_listed;
+}
+
+void SlotCache::end_rest(Class& cls, SlotId s) {
+    if (!slots_[s].guest) {
+        remove_victim(cls, s);
+        return;
+    }
+    unlink(cls.guests, s);
+    --cls.guests_listed;
+}
+
 // The record leaves the slot; the slot is in no list afterwards.
 void SlotCache::vacate(SlotId s) {
     Slot& slot = slots_[s];
@@ -145,33 +167,63 @@ void SlotCache::vacate(SlotId s) {
     slot.record = kNoRecord;
     slot.ready = 0;
     slot.doomed = false;
+    if (slot.guest) --classes_[slot.size_class].n_guests;
+    slot.guest = false;
     ++slot.generation;
     --n_resident_;
 }
 
-SlotId SlotCache::lease(RecordId record) {
+uint32_t SlotCache::guest_limit(uint32_t c) const {
+    return std::max(classes_[c].n_slots / 4, std::min(classes_[c].n_slots, least_guests_));
+}
+
+uint32_t SlotCache::guest_room(uint32_t c) const {
+    const Class& cls = classes_[c];
+    const uint32_t limit = guest_limit(c);
+    const uint32_t more = cls.n_guests < limit ? limit - cls.n_guests : 0;
+    return cls.n_empty + cls.guests_listed + std::min(more, static_cast<uint32_t>(cls.victims.size()));
+}
+
+// An empty slot for the record, or one that is emptied for it. kNoSlot if there is none.
+SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
+    SlotId s = kNoSlot;
+    if (cls.complete || cls.empty.head != kNoSlot) {
+        s = cls.complete ? home_[record] : cls.empty.head;
+        assert(slots_[s].record == kNoRecord);
+        unlink(cls.empty, s);
+        --cls.n_empty;
+        return s;
+    }
+    const auto c = static_cast<uint32_t>(&cls - classes_.data());
+    const bool may_push_out = seat == Seat::member || cls.n_guests < guest_limit(c);
+    const bool guest_first = seat == Seat::member || !may_push_out || cls.victims.empty();
+    if (guest_first && cls.guests.head != kNoSlot) {
+        s = cls.guests.head;
+    } else if (may_push_out && !cls.victims.empty()) {
+        s = cls.victims.front();
+    } else {
+        return kNoSlot;
+    }
+    end_rest(cls, s);
+    was_evicted_[slots_[s].record] = true;
+    ++counters_.evictions;
+    vacate(s);
+    if (seat == Seat::guest) {
+        slots_[s].guest = true;
+        ++cls.n_guests;
+    }
+    return s;
+}
+
+SlotId SlotCache::lease(RecordId record, Seat seat) {
     assert(record < slot_of_.size());
     Class& cls = classes_[class_of_record_[record]];
     SlotId s = slot_of_[record];
     if (s != kNoSlot) {
-        if (slots_[s].leases == 0) remove_victim(cls, s);
+        if (slots_[s].leases == 0) end_rest(cls, s);
     } else {
-        if (cls.complete) {
-            s = home_[record];
-            assert(slots_[s].record == kNoRecord);
-            unlink(cls.empty, s);
-        } else if (cls.empty.head != kNoSlot) {
-            s = cls.empty.head;
-            unlink(cls.empty, s);
-        } else if (!cls.victims.empty()) {
-            s = cls.victims.front();
-            remove_victim(cls, s);
-            was_evicted_[slots_[s].record] = true;
-            ++counters_.evictions;
-            vacate(s);
-        } else {
-            return kNoSlot;
-        }
+        s = take_slot(cls, record, seat);
+        if (s == kNoSlot) return kNoSlot;
         slots_[s].record = record;
         slot_of_[record] = s;
         ++n_resident_;
@@ -180,6 +232,17 @@ SlotId SlotCache::lease(RecordId record) {
     ++slots_[s].leases;
     ++total_leases_;
     return s;
+}
+
+void SlotCache::keep(RecordId record) {
+    const SlotId s = slot_of_[record];
+    if (s == kNoSlot || !slots_[s].guest) return;
+    Class& cls = classes_[slots_[s].size_class];
+    const bool resting = slots_[s].leases == 0;
+    if (resting) end_rest(cls, s);
+    slots_[s].guest = false;
+    --cls.n_guests;
+    if (resting) begin_rest(cls, s);
 }
 
 void SlotCache::release(RecordId record) {
@@ -191,8 +254,9 @@ void SlotCache::release(RecordId record) {
     if (slots_[s].doomed) {
         vacate(s);
         push_front(cls.empty, s);
+        ++cls.n_empty;
     } else {
-        add_victim(cls, s);
+        begin_rest(cls, s);
     }
 }
 
@@ -205,9 +269,10 @@ void SlotCache::discard(RecordId record) {
         return;
     }
     Class& cls = classes_[slots_[s].size_class];
-    remove_victim(cls, s);
+    end_rest(cls, s);
     vacate(s);
     push_front(cls.empty, s);
+    ++cls.n_empty;
 }
 
 }  // namespace sluice::cache

@@ -1,6 +1,7 @@
 // Owns: which record sits in which slot, who is using it, and who has to go.
 // Keeps: a record is in at most one slot and a slot holds at most one record; a slot with a lease is never a victim; a
-// slot whose record changed has a new generation and no ready bits, so nobody can take old bytes for new ones.
+// slot whose record changed has a new generation and no ready bits, so nobody can take old bytes for new ones; guests
+// push out no more members than their limit.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,13 @@ enum class Policy : uint8_t {
 // In passes. Real routes (Qwen3-30B, Gemma-4, gpt-oss-120b) are flat between 8 and 16.
 inline constexpr double kHalfLife = 12;
 
+// How a record that is not there gets a slot.
+enum class Seat : uint8_t {
+    member,  // an empty slot, else the guest's who has been there longest, else that of whom the policy names
+    guest,   // an empty slot, which makes it a member; else that of whom the policy names while guests are fewer than
+             // their limit, else the guest's who has been there longest
+};
+
 // Bit c set: component number c of the record is there and whole.
 using ComponentMask = uint8_t;
 constexpr ComponentMask component_bit(uint32_t component) {
@@ -40,13 +48,18 @@ struct CacheCounters {
 // With `frequency` a record's weight is the sum of 2^(-age / kHalfLife) over its uses, also those from before it was
 // evicted. Since all weights decay alike, their order changes only when one is used; what is kept is the logarithm,
 // moved to the time of the first pass, which never has to be brought up to date.
+//
+// Guests are records that pass through: those of a prompt, which wants nearly every expert once and in turn. An order
+// of use would keep none of them until they are wanted again, and would lose what decode lives on. So they share a
+// bounded number of slots among themselves, and who needs a slot for good takes one of those first.
 class SlotCache {
   public:
     // `class_of_record[r]` says in which class record r lives; `slots_per_class[c]` how many slots that class has, at
-    // least one. Where a class has a slot for every record, each record always gets the slot of its own rank, so that
+    // least one. `least_guests`: guests may have a quarter of a class's slots, but at least so many if it has them.
+    // Where a class has a slot for every record, each record always gets the slot of its own rank, so that
     // the experts of a layer lie side by side.
     SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint32_t> slots_per_class,
-              Policy policy = Policy::lru);
+              Policy policy = Policy::lru, uint32_t least_guests = 1);
 
     // A new pass through the model begins.
     void next_pass() { ++pass_; }
@@ -56,10 +69,16 @@ class SlotCache {
     // Where the record is, or kNoSlot. Does not touch the order.
     [[nodiscard]] SlotId find(RecordId record) const { return slot_of_[record]; }
 
-    // Gives the record a slot and takes a lease on it: its own slot if it has one, else an empty one, else that of the
-    // record without a lease whom the policy names; among equals, who was released longest ago. kNoSlot when every slot
-    // of the class is leased.
-    SlotId lease(RecordId record);
+    // Gives the record a slot and takes a lease on it: its own slot if it has one, else as its seat says. A slot is
+    // taken only from a record without a lease; among those equal to the policy, from who was released longest ago.
+    // kNoSlot when there is none to be had. With no slot of the class leased there always is one.
+    SlotId lease(RecordId record, Seat seat = Seat::member);
+    // A guest, leased or not, becomes a member. Of others nothing changes.
+    void keep(RecordId record);
+    // So many records of the class could be leased as guests now, besides those that are there.
+    [[nodiscard]] uint32_t guest_room(uint32_t c) const;
+    [[nodiscard]] uint32_t guest_limit(uint32_t c) const;
+    [[nodiscard]] uint32_t n_guests(uint32_t c) const { return classes_[c].n_guests; }
     // Ends one lease. The record has a lease.
     void release(RecordId record);
     // Forgets the record's bytes (a read failed): the slot becomes empty when its last lease ends.
@@ -89,7 +108,9 @@ class SlotCache {
         uint32_t leases = 0;
         ComponentMask ready = 0;
         bool doomed = false;  // discarded while leased
-        // The slot is in exactly one place: leased (nowhere), among its class's victims, or in the list of empty slots.
+        bool guest = false;
+        // The slot is in exactly one place: leased (nowhere), among its class's victims, or in the list of guests or of
+        // empty slots.
         SlotId prev = kNoSlot, next = kNoSlot;
         uint32_t size_class = 0;
         uint32_t place = 0;     // among the victims
@@ -103,8 +124,13 @@ class SlotCache {
         SlotId first = 0;
         uint32_t n_slots = 0;
         bool complete = false;
-        std::vector<SlotId> victims;  // without a lease, as a heap: the first goes first. Unused where complete.
-        List empty;                   // head: next to use
+        std::vector<SlotId>
+            victims;            // members without a lease, as a heap: the first goes first. Unused where complete.
+        List empty;             // head: next to use
+        List guests;            // those without a lease; head: released longest ago
+        uint32_t n_guests = 0;  // leased ones too
+        uint32_t guests_listed = 0;
+        uint32_t n_empty = 0;
     };
 
     void push_back(List& list, SlotId s);
@@ -117,6 +143,9 @@ class SlotCache {
     void sink(Class& cls, uint32_t place, SlotId s);
     void add_victim(Class& cls, SlotId s);
     void remove_victim(Class& cls, SlotId s);
+    void begin_rest(Class& cls, SlotId s);
+    void end_rest(Class& cls, SlotId s);
+    SlotId take_slot(Class& cls, RecordId record, Seat seat);
 
     std::vector<uint32_t> class_of_record_;
     std::vector<SlotId> slot_of_;
@@ -125,6 +154,7 @@ class SlotCache {
     std::vector<Slot> slots_;
     std::vector<Class> classes_;
     Policy policy_;
+    uint32_t least_guests_ = 1;
     uint64_t pass_ = 1;
     uint64_t releases_ = 0;
     std::vector<double> weight_;     // by record: log2 of its weight; only with frequency

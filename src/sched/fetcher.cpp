@@ -36,7 +36,7 @@ void Fetcher::enter(uint32_t set, trace::Phase phase) {
     scheduler_->expect_exact(layers.expected(set, next(set), now).value_or(Admission::kNoGap));
 }
 
-size_t Fetcher::lease(std::span<RecordId> records) {
+size_t Fetcher::lease(std::span<RecordId> records, cache::Seat seat) {
     cache::SlotCache& cache = slots_->cache();
     for (const RecordId r : records) cache.use(r);
     const auto missing =
@@ -45,9 +45,10 @@ size_t Fetcher::lease(std::span<RecordId> records) {
         const SlotId s = cache.lease(*it);
         assert(s != cache::kNoSlot);
         (void)s;
+        if (seat == cache::Seat::member) cache.keep(*it);
     }
     auto n = static_cast<size_t>(missing - records.begin());
-    while (n < records.size() && cache.lease(records[n]) != cache::kNoSlot) ++n;
+    while (n < records.size() && cache.lease(records[n], seat) != cache::kNoSlot) ++n;
     return n;
 }
 

@@ -38,8 +38,9 @@ class Fetcher {
 
     // Leases as many of `records` as there is room for, residents first so that they are not evicted for the others;
     // reorders `records` so that the leased ones come first. Returns how many; at least one if nothing else is leased.
-    // Each leased record is released once. `records` are of one set and distinct.
-    size_t lease(std::span<RecordId> records);
+    // Each leased record is released once. `records` are of one set and distinct. As guests they leave alone what the
+    // cache lives on (cache::SlotCache); as members, guests among them become members.
+    size_t lease(std::span<RecordId> records, cache::Seat seat = cache::Seat::member);
     void release(std::span<const RecordId> records);
 
     // Makes the components in `which` of all `leased` records ready. On error some records may have become ready and

@@ -47,7 +47,7 @@ Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Op
             }
         }
     }
-    cache::SlotCache cache(std::move(class_of_record), slots, options.policy);
+    cache::SlotCache cache(std::move(class_of_record), slots, options.policy, 2 * options.min_slots);
     std::unique_ptr<Slots> made(new Slots(store, std::move(options), std::move(*layout), std::move(cache)));
     made->arena_ = std::move(*arena);
     made->free_staging_.reserve(kStagingBuffers);

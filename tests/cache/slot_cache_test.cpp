@@ -92,7 +92,77 @@ TEST(SlotCache, ClassesDoNotEvictEachOther) {
     EXPECT_NE(cache.find(2), kNoSlot);
 }
 
-// Random operations against a model: the invariants of the header hold after every one.
+// However much of a prompt passes through, all but the guests' part of the cache is as it was, the least useful went,
+// and who needs a slot for good takes a guest's.
+TEST(SlotCache, GuestsPushOutNoMoreThanTheirPart) {
+    for (const Policy policy : {Policy::lru, Policy::frequency}) {
+        SlotCache cache(std::vector<uint32_t>(100, 0), std::vector<uint32_t>{16}, policy, 2);
+        EXPECT_EQ(cache.guest_limit(0), 4U);
+        cache.next_pass();
+        for (RecordId r = 0; r < 16; ++r) {
+            cache.use(r);
+            touch(cache, r);
+        }
+        for (RecordId r = 20; r < 100; ++r) {
+            EXPECT_EQ(cache.guest_room(0), 4U);
+            cache.use(r);
+            ASSERT_NE(cache.lease(r, Seat::guest), kNoSlot);
+            cache.release(r);
+        }
+        EXPECT_EQ(cache.n_guests(0), 4U);
+        for (RecordId r = 0; r < 16; ++r) EXPECT_EQ(cache.find(r) != kNoSlot, r >= 4) << r;
+        for (RecordId r = 96; r < 100; ++r) EXPECT_NE(cache.find(r), kNoSlot) << "the last of them are still there";
+
+        cache.keep(96);
+        EXPECT_EQ(cache.n_guests(0), 3U);
+        for (RecordId r = 0; r < 3; ++r) touch(cache, r);
+        EXPECT_EQ(cache.n_guests(0), 0U);
+        EXPECT_NE(cache.find(96), kNoSlot) << "it is none of them any more";
+        for (RecordId r = 4; r < 16; ++r) EXPECT_NE(cache.find(r), kNoSlot) << r;
+    }
+}
+
+TEST(SlotCache, WhoComesIntoAnEmptyCacheIsNoGuest) {
+    SlotCache cache = make_cache(20, 8);
+    for (RecordId r = 0; r < 20; ++r) {
+        ASSERT_NE(cache.lease(r, Seat::guest), kNoSlot);
+        cache.release(r);
+    }
+    EXPECT_EQ(cache.n_guests(0), 2U);
+    for (RecordId r = 2; r < 8; ++r) EXPECT_NE(cache.find(r), kNoSlot);
+}
+
+// A second pass over everything in turn finds what the first one left alone; the order of use alone keeps none of it.
+TEST(SlotCache, GuestsInTurnLeaveTheRestToBeFoundAgain) {
+    for (const Seat seat : {Seat::member, Seat::guest}) {
+        SlotCache cache = make_cache(64, 16);
+        int hits = 0;
+        for (int pass = 0; pass < 3; ++pass) {
+            for (RecordId r = 0; r < 64; ++r) {
+                hits += cache.find(r) != kNoSlot ? 1 : 0;
+                ASSERT_NE(cache.lease(r, seat), kNoSlot);
+                cache.release(r);
+            }
+        }
+        EXPECT_EQ(hits, seat == Seat::member ? 0 : 2 * 12);
+    }
+}
+
+TEST(SlotCache, GuestsThatAreAllLeasedLeaveNoRoom) {
+    SlotCache cache = make_cache(40, 8);
+    for (RecordId r = 0; r < 8; ++r) touch(cache, r);
+    EXPECT_EQ(cache.guest_room(0), 2U);
+    ASSERT_NE(cache.lease(10, Seat::guest), kNoSlot);
+    ASSERT_NE(cache.lease(11, Seat::guest), kNoSlot);
+    EXPECT_EQ(cache.guest_room(0), 0U);
+    EXPECT_EQ(cache.lease(12, Seat::guest), kNoSlot);
+    EXPECT_NE(cache.lease(12), kNoSlot) << "a member has room";
+    cache.discard(10);
+    cache.release(10);
+    EXPECT_EQ(cache.guest_room(0), 2U) << "an empty slot, and one more guest";
+    EXPECT_EQ(cache.n_guests(0), 1U);
+}
+
 // Each pass uses one expert always and three others in turn, in a cache of three: the order of use alone would evict
 // the favourite just before it is wanted again whenever a pass is longer than the cache.
 TEST(SlotCache, FrequencyKeepsWhatIsUsedOften) {
@@ -186,6 +256,7 @@ TEST(SlotCache, TheVictimIsTheOneWithTheLeastWeight) {
     }
 }
 
+// Random operations against a model: the invariants of the header hold after every one.
 TEST(SlotCache, InvariantsHoldUnderRandomUse) {
     std::mt19937 random(1);
     for (const uint32_t slots : {1U, 2U, 7U, 20U, 30U}) {
@@ -194,7 +265,11 @@ TEST(SlotCache, InvariantsHoldUnderRandomUse) {
         for (int step = 0; step < 5000; ++step) {
             const auto r = static_cast<RecordId>(random() % 20);
             if (random() % 3 != 0) {
-                if (cache.lease(r) != kNoSlot) leased.push_back(r);
+                const bool none = cache.total_leases() == 0;
+                const SlotId got = cache.lease(r, random() % 2 == 0 ? Seat::guest : Seat::member);
+                ASSERT_TRUE(got != kNoSlot || !none);
+                if (got != kNoSlot) leased.push_back(r);
+                if (random() % 8 == 0) cache.keep(r);
             } else if (!leased.empty()) {
                 const size_t i = random() % leased.size();
                 if (random() % 8 == 0) cache.discard(leased[i]);
@@ -202,6 +277,7 @@ TEST(SlotCache, InvariantsHoldUnderRandomUse) {
                 leased.erase(leased.begin() + static_cast<std::ptrdiff_t>(i));
             }
             ASSERT_EQ(cache.total_leases(), leased.size());
+            ASSERT_LE(cache.n_guests(0), cache.guest_limit(0));
             std::set<SlotId> used;
             uint32_t resident = 0;
             for (RecordId q = 0; q < 20; ++q) {
