@@ -37,7 +37,8 @@ enum class VerifyReads {
 
 // Whose slot is given away when one is needed.
 enum class CachePolicy {
-    frequency,  // of the expert used least, where older uses count less
+    reuse,      // of the expert whose next use is farthest, judged by how often and how lately it was used
+    frequency,  // of the one used least, where older uses count less
     lru,        // of the one used longest ago
 };
 
@@ -47,7 +48,7 @@ enum class Verbosity { error, warn, info, debug };
 struct Config {
     std::optional<uint64_t>
         cache_bytes;  // memory for experts; unset: chosen from what is free when the first token runs
-    CachePolicy cache_policy = CachePolicy::frequency;
+    CachePolicy cache_policy = CachePolicy::reuse;
     unsigned io_threads = 8;  // reads in flight at each drive, 1..64
     IoEngine io_engine = IoEngine::automatic;
     bool direct_io = true;

@@ -16,6 +16,18 @@
 namespace sluice::backend {
 namespace {
 
+cache::Policy policy_of(CachePolicy policy) {
+    switch (policy) {
+        case CachePolicy::reuse:
+            return cache::Policy::reuse;
+        case CachePolicy::frequency:
+            return cache::Policy::frequency;
+        case CachePolicy::lru:
+            return cache::Policy::lru;
+    }
+    return cache::Policy::reuse;
+}
+
 ggml_backend_dev_t cpu_device() {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
 }
@@ -266,7 +278,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     sched::Fetcher::Options options;
     options.slots.budget = budget;
     options.slots.min_slots = slots_wanted_at_once(geometry_);
-    options.slots.policy = config_.cache_policy == CachePolicy::lru ? cache::Policy::lru : cache::Policy::frequency;
+    options.slots.policy = policy_of(config_.cache_policy);
     options.slots.converted = converted_;
     options.slots.convert = [this](uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot, uint64_t) {
         convert(set, component, raw, slot);

@@ -66,8 +66,8 @@ constexpr std::array<Word<IoEngine>, 4> kEngines{{{"auto", IoEngine::automatic},
                                                   {"mmap", IoEngine::mmap}}};
 constexpr std::array<Word<DenseWeights>, 3> kDense{
     {{"anon", DenseWeights::anon}, {"warm", DenseWeights::warm}, {"mmap", DenseWeights::mmap}}};
-constexpr std::array<Word<CachePolicy>, 2> kPolicies{
-    {{"frequency", CachePolicy::frequency}, {"lru", CachePolicy::lru}}};
+constexpr std::array<Word<CachePolicy>, 3> kPolicies{
+    {{"reuse", CachePolicy::reuse}, {"frequency", CachePolicy::frequency}, {"lru", CachePolicy::lru}}};
 constexpr std::array<Word<VerifyReads>, 3> kVerify{
     {{"once", VerifyReads::once}, {"always", VerifyReads::always}, {"never", VerifyReads::never}}};
 constexpr std::array<Word<Verbosity>, 4> kVerbosities{
@@ -137,8 +137,11 @@ constexpr Option kOptions[] = {
      "more means fewer reads. auto takes what is free when the first token runs, less a reserve, and at most what all "
      "experts need.",
      set_cache, get_cache},
-    {"--cache-policy", "SLUICE_CACHE_POLICY", "frequency|lru", "frequency",
-     "Which expert gives its slot away when one is needed. frequency: the one used least, where older uses count less. "
+    {"--cache-policy", "SLUICE_CACHE_POLICY", "reuse|frequency|lru", "reuse",
+     "Which expert gives its slot away when one is needed. reuse: the one whose next use is farthest, judged by how "
+     "often "
+     "and how lately it was used and when its layer's turn is. frequency: the one used least, where older uses count "
+     "less. "
      "lru: the one used longest ago; a cache smaller than one token's experts hits nothing with it.",
      [](Config& c, std::string_view t) { return set_word(c.cache_policy, t, kPolicies); },
      [](const Config& c) { return get_word(c.cache_policy, kPolicies); }},

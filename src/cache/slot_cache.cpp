@@ -2,25 +2,29 @@
 
 #include <algorithm>
 #include <cassert>
-#include <cmath>
-#include <limits>
 #include <utility>
 
 namespace sluice::cache {
 
+namespace {
+
+std::vector<uint32_t> or_one_set(std::vector<uint32_t> set_of_record, size_t n) {
+    if (set_of_record.empty()) set_of_record.assign(n, 0);
+    return set_of_record;
+}
+
+}  // namespace
+
 SlotCache::SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint32_t> slots_per_class, Policy policy,
-                     uint32_t least_guests)
+                     uint32_t least_guests, std::vector<uint32_t> set_of_record, const Tuning& tuning)
     : class_of_record_(std::move(class_of_record)),
       slot_of_(class_of_record_.size(), kNoSlot),
       home_(class_of_record_.size(), kNoSlot),
       was_evicted_(class_of_record_.size(), false),
       classes_(slots_per_class.size()),
-      policy_(policy),
+      order_(or_one_set(std::move(set_of_record), class_of_record_.size()), class_of_record_, slots_per_class.size(),
+             policy, tuning),
       least_guests_(std::max(1U, least_guests)) {
-    if (policy_ == Policy::frequency) {
-        weight_.assign(class_of_record_.size(), -std::numeric_limits<double>::infinity());
-        used_in_.assign(class_of_record_.size(), 0);
-    }
     std::vector<uint32_t> records(classes_.size(), 0);
     for (const uint32_t c : class_of_record_) {
         assert(c < classes_.size());
@@ -32,7 +36,6 @@ SlotCache::SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint
         classes_[c].first = total;
         classes_[c].n_slots = slots_per_class[c];
         classes_[c].complete = slots_per_class[c] >= records[c];
-        if (!classes_[c].complete) classes_[c].victims.reserve(slots_per_class[c]);
         classes_[c].n_empty = slots_per_class[c];
         total += slots_per_class[c];
     }
@@ -75,75 +78,11 @@ void SlotCache::unlink(List& list, SlotId s) {
     slots_[s].prev = slots_[s].next = kNoSlot;
 }
 
-void SlotCache::use(RecordId record) {
-    if (policy_ != Policy::frequency || used_in_[record] == pass_) return;
-    used_in_[record] = pass_;
-    // log2(2^a + 2^b) for the weight until now and one use now.
-    const double now = static_cast<double>(pass_) / kHalfLife;
-    const double high = std::max(weight_[record], now), low = std::min(weight_[record], now);
-    weight_[record] = high + std::log2(1 + std::exp2(low - high));
-}
-
-bool SlotCache::goes_before(SlotId a, SlotId b) const {
-    const Slot &x = slots_[a], &y = slots_[b];
-    return x.weight != y.weight ? x.weight < y.weight : x.released < y.released;
-}
-
-void SlotCache::put(Class& cls, uint32_t place, SlotId s) {
-    cls.victims[place] = s;
-    slots_[s].place = place;
-}
-
-void SlotCache::rise(Class& cls, uint32_t place, SlotId s) {
-    while (place > 0) {
-        const uint32_t parent = (place - 1) / 2;
-        if (!goes_before(s, cls.victims[parent])) break;
-        put(cls, place, cls.victims[parent]);
-        place = parent;
-    }
-    put(cls, place, s);
-}
-
-void SlotCache::sink(Class& cls, uint32_t place, SlotId s) {
-    const auto n = static_cast<uint32_t>(cls.victims.size());
-    for (;;) {
-        uint32_t child = 2 * place + 1;
-        if (child >= n) break;
-        if (child + 1 < n && goes_before(cls.victims[child + 1], cls.victims[child])) ++child;
-        if (!goes_before(cls.victims[child], s)) break;
-        put(cls, place, cls.victims[child]);
-        place = child;
-    }
-    put(cls, place, s);
-}
-
-// In a complete class nobody ever has to go, so nothing is kept in order there.
-void SlotCache::add_victim(Class& cls, SlotId s) {
-    if (cls.complete) return;
-    slots_[s].released = ++releases_;
-    slots_[s].weight = policy_ == Policy::frequency ? weight_[slots_[s].record] : 0;
-    cls.victims.push_back(s);
-    rise(cls, static_cast<uint32_t>(cls.victims.size() - 1), s);
-}
-
-void SlotCache::remove_victim(Class& cls, SlotId s) {
-    if (cls.complete) return;
-    const uint32_t place = slots_[s].place;
-    assert(cls.victims[place] == s);
-    const SlotId last = cls.victims.back();
-    cls.victims.pop_back();
-    if (last == s) return;
-    if (place > 0 && goes_before(last, cls.victims[(place - 1) / 2])) {
-        rise(cls, place, last);
-    } else {
-        sink(cls, place, last);
-    }
-}
-
 // A slot without a lease waits for its record to be wanted again, or to be given away.
 void SlotCache::begin_rest(Class& cls, SlotId s) {
     if (!slots_[s].guest) {
-        add_victim(cls, s);
+        // In a complete class nobody ever has to go, so nothing is kept in order there.
+        if (!cls.complete) order_.add(slots_[s].record, std::exchange(slots_[s].fresh, false));
         return;
     }
     push_back(cls.guests, s);
@@ -152,7 +91,7 @@ void SlotCache::begin_rest(Class& cls, SlotId s) {
 
 void SlotCache::end_rest(Class& cls, SlotId s) {
     if (!slots_[s].guest) {
-        remove_victim(cls, s);
+        if (!cls.complete) order_.remove(slots_[s].record);
         return;
     }
     unlink(cls.guests, s);
@@ -181,7 +120,7 @@ uint32_t SlotCache::guest_room(uint32_t c) const {
     const Class& cls = classes_[c];
     const uint32_t limit = guest_limit(c);
     const uint32_t more = cls.n_guests < limit ? limit - cls.n_guests : 0;
-    return cls.n_empty + cls.guests_listed + std::min(more, static_cast<uint32_t>(cls.victims.size()));
+    return cls.n_empty + cls.guests_listed + std::min(more, order_.n(c));
 }
 
 // An empty slot for the record, or one that is emptied for it. kNoSlot if there is none.
@@ -196,11 +135,11 @@ SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
     }
     const auto c = static_cast<uint32_t>(&cls - classes_.data());
     const bool may_push_out = seat == Seat::member || cls.n_guests < guest_limit(c);
-    const bool guest_first = seat == Seat::member || !may_push_out || cls.victims.empty();
+    const bool guest_first = seat == Seat::member || !may_push_out || order_.n(c) == 0;
     if (guest_first && cls.guests.head != kNoSlot) {
         s = cls.guests.head;
-    } else if (may_push_out && !cls.victims.empty()) {
-        s = cls.victims.front();
+    } else if (may_push_out && order_.n(c) > 0) {
+        s = slot_of_[order_.first(c)];
     } else {
         return kNoSlot;
     }
@@ -225,6 +164,7 @@ SlotId SlotCache::lease(RecordId record, Seat seat) {
         s = take_slot(cls, record, seat);
         if (s == kNoSlot) return kNoSlot;
         slots_[s].record = record;
+        slots_[s].fresh = true;
         slot_of_[record] = s;
         ++n_resident_;
         if (was_evicted_[record]) ++counters_.rereads;

@@ -10,19 +10,12 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "cache/policy.h"
 
 namespace sluice::cache {
 
 using SlotId = uint32_t;  // counts through all size classes: class 0's slots first
 inline constexpr SlotId kNoSlot = UINT32_MAX;
-
-// Who goes first when a slot is needed.
-enum class Policy : uint8_t {
-    lru,        // whoever was released longest ago: the control
-    frequency,  // whoever was used least, where a use counts half after kHalfLife passes through the model
-};
-// In passes. Real routes (Qwen3-30B, Gemma-4, gpt-oss-120b) are flat between 8 and 16.
-inline constexpr double kHalfLife = 12;
 
 // How a record that is not there gets a slot.
 enum class Seat : uint8_t {
@@ -42,12 +35,9 @@ struct CacheCounters {
     uint64_t rereads = 0;  // records brought in again after an eviction
 };
 
-// Slots in size classes, each with its own order of eviction. Not thread-safe. Leasing and releasing are O(log n) in
-// the slots of a class, O(1) in one that holds all its records; nothing allocates after construction.
-//
-// With `frequency` a record's weight is the sum of 2^(-age / kHalfLife) over its uses, also those from before it was
-// evicted. Since all weights decay alike, their order changes only when one is used; what is kept is the logarithm,
-// moved to the time of the first pass, which never has to be brought up to date.
+// Slots in size classes, each with its own order of eviction (cache/policy.h). Not thread-safe. Leasing and releasing
+// are O(log n) in the slots of a class, and O(sets) more if somebody has to go; O(1) in a class that holds all its
+// records. Nothing allocates after construction.
 //
 // Guests are records that pass through: those of a prompt, which wants nearly every expert once and in turn. An order
 // of use would keep none of them until they are wanted again, and would lose what decode lives on. So they share a
@@ -58,13 +48,22 @@ class SlotCache {
     // least one. `least_guests`: guests may have a quarter of a class's slots, but at least so many if it has them.
     // Where a class has a slot for every record, each record always gets the slot of its own rank, so that
     // the experts of a layer lie side by side.
+    // `set_of_record` rises with the record; empty: all records are of one set.
     SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint32_t> slots_per_class,
-              Policy policy = Policy::lru, uint32_t least_guests = 1);
+              Policy policy = Policy::lru, uint32_t least_guests = 1, std::vector<uint32_t> set_of_record = {},
+              const Tuning& tuning = {});
 
-    // A new pass through the model begins.
-    void next_pass() { ++pass_; }
-    // The router has chosen the record in this pass. Once per pass counts.
-    void use(RecordId record);
+    // The model computes a set's block now, for so many tokens. Once per block, before its uses.
+    void visit(uint32_t set, uint32_t tokens = 1, bool prompt = false) { order_.visit(set, tokens, prompt); }
+    // The router has chosen the record in this visit of its set. Once per visit counts.
+    void use(RecordId record) {
+        if (!order_.used_now(record)) order_.use(record, 0);
+    }
+    // The same for one of the visit's tokens, after which `age` more come.
+    void use_by(RecordId record, uint32_t age) { order_.use(record, age); }
+    // What the policy knows of records.
+    [[nodiscard]] Order& order() { return order_; }
+    [[nodiscard]] const Order& order() const { return order_; }
 
     // Where the record is, or kNoSlot. Does not touch the order.
     [[nodiscard]] SlotId find(RecordId record) const { return slot_of_[record]; }
@@ -109,13 +108,11 @@ class SlotCache {
         ComponentMask ready = 0;
         bool doomed = false;  // discarded while leased
         bool guest = false;
-        // The slot is in exactly one place: leased (nowhere), among its class's victims, or in the list of guests or of
+        // The slot is in exactly one place: leased (nowhere), in its class's order, or in the list of guests or of
         // empty slots.
         SlotId prev = kNoSlot, next = kNoSlot;
         uint32_t size_class = 0;
-        uint32_t place = 0;     // among the victims
-        uint64_t released = 0;  // number of that release
-        double weight = 0;      // of its record then
+        bool fresh = false;  // its record came since it was last in the order
     };
     struct List {
         SlotId head = kNoSlot, tail = kNoSlot;
@@ -124,8 +121,6 @@ class SlotCache {
         SlotId first = 0;
         uint32_t n_slots = 0;
         bool complete = false;
-        std::vector<SlotId>
-            victims;            // members without a lease, as a heap: the first goes first. Unused where complete.
         List empty;             // head: next to use
         List guests;            // those without a lease; head: released longest ago
         uint32_t n_guests = 0;  // leased ones too
@@ -137,12 +132,6 @@ class SlotCache {
     void push_front(List& list, SlotId s);
     void unlink(List& list, SlotId s);
     void vacate(SlotId s);
-    [[nodiscard]] bool goes_before(SlotId a, SlotId b) const;
-    void put(Class& cls, uint32_t place, SlotId s);
-    void rise(Class& cls, uint32_t place, SlotId s);
-    void sink(Class& cls, uint32_t place, SlotId s);
-    void add_victim(Class& cls, SlotId s);
-    void remove_victim(Class& cls, SlotId s);
     void begin_rest(Class& cls, SlotId s);
     void end_rest(Class& cls, SlotId s);
     SlotId take_slot(Class& cls, RecordId record, Seat seat);
@@ -153,12 +142,8 @@ class SlotCache {
     std::vector<bool> was_evicted_;
     std::vector<Slot> slots_;
     std::vector<Class> classes_;
-    Policy policy_;
+    Order order_;  // of members without a lease, in classes that are not complete
     uint32_t least_guests_ = 1;
-    uint64_t pass_ = 1;
-    uint64_t releases_ = 0;
-    std::vector<double> weight_;     // by record: log2 of its weight; only with frequency
-    std::vector<uint64_t> used_in_;  // by record: the pass that counted it last
     uint32_t n_resident_ = 0;
     uint32_t total_leases_ = 0;
     CacheCounters counters_;

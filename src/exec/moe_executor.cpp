@@ -220,7 +220,7 @@ trace::PhaseCounters& MoeExecutor::phase(ModelRuntime& runtime) const {
     return decoding_ ? runtime.counters.decode : runtime.counters.prefill;
 }
 
-void MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids) {
+bool MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids) {
     ModelRuntime& runtime = *weight.runtime;
     constexpr uint8_t kUnknown = UINT8_MAX;
     const model::Geometry& geometry = runtime.store->geometry();
@@ -232,7 +232,7 @@ void MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids)
     // A block visits a set once, however many of its nodes look the experts up, and in however many pieces it comes.
     uint8_t& counting = counting_component_[weight.set];
     if (counting == kUnknown) counting = static_cast<uint8_t>(weight.component);
-    if (counting != weight.component) return;
+    if (counting != weight.component) return false;
     const bool new_pass = counted_set_ == UINT32_MAX;
     counted_set_ = weight.set;
     if (new_pass) {
@@ -255,6 +255,20 @@ void MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids)
         pass_->layers[weight.set].lookups += static_cast<int64_t>(records_.size());
         pass_->layers[weight.set].hits += static_cast<int64_t>(hits);
         count_routes(weight, ids);
+    }
+    return true;
+}
+
+// The cache learns what was chosen, token by token where there are several.
+void MoeExecutor::tell_choices(const WeightRef& weight, int64_t n_tokens) {
+    sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const store::RecordStore& store = *weight.runtime->store;
+    fetcher.visit(weight.set, static_cast<uint32_t>(n_tokens),
+                  decoding_ ? trace::Phase::decode : trace::Phase::prefill);
+    for (const RecordId r : records_) {
+        const uint32_t e = store.expert_of(r);
+        for (int32_t i = row_begin_[e]; i < row_begin_[e + 1]; ++i)
+            fetcher.chosen(r, static_cast<uint32_t>(n_tokens - 1 - rows_[static_cast<size_t>(i)].t));
     }
 }
 
@@ -395,7 +409,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     for (uint32_t e = 0; e < n_expert; ++e) {
         if (row_begin_[e + 1] > row_begin_[e]) records_.push_back(runtime.store->record(weight.set, e));
     }
-    count_lookups(weight, ids);
+    if (count_lookups(weight, ids)) tell_choices(weight, ids->ne[1]);
 
     sched::Fetcher& fetcher = *runtime.fetcher;
     fetcher.enter(weight.set, decoding_ ? trace::Phase::decode : trace::Phase::prefill);

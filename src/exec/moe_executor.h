@@ -91,7 +91,9 @@ class MoeExecutor {
     void let_go();
     ggml_status fail(Status status);
     trace::PhaseCounters& phase(ModelRuntime& runtime) const;
-    void count_lookups(const WeightRef& weight, const ggml_tensor* ids);
+    // False where the block's choices were counted already, by another of its nodes.
+    bool count_lookups(const WeightRef& weight, const ggml_tensor* ids);
+    void tell_choices(const WeightRef& weight, int64_t n_tokens);
     void count_routes(const WeightRef& weight, const ggml_tensor* ids);
     void note_weights(const ggml_tensor* node);
     // Runs `reading`, which waits for reads and may compute, and books what the scheduler did meanwhile.

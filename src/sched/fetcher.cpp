@@ -15,8 +15,6 @@ Result<std::unique_ptr<Fetcher>> Fetcher::create(const store::RecordStore& store
 }
 
 void Fetcher::enter(uint32_t set, trace::Phase phase) {
-    if (visited_ == kNoSet || set <= visited_) slots_->cache().next_pass();
-    visited_ = set;
     if (scheduler_->admission().layer()) log(LogLevel::info, "predictions are read again");
     if (phase != trace::Phase::decode) {
         set_ = kNoSet;

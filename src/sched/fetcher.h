@@ -35,6 +35,12 @@ class Fetcher {
     // long the blocks took before; a prompt has no pace of its own. Called once per block, before its experts are
     // leased.
     void enter(uint32_t set, trace::Phase phase);
+    // What the router chose there, for the cache's policy: once per block, however many pieces it is computed in, then
+    // every choice by its token, counted from the block's last. Choices of a block of one token may be left to lease().
+    void visit(uint32_t set, uint32_t tokens, trace::Phase phase) {
+        slots_->cache().visit(set, tokens, phase == trace::Phase::prefill);
+    }
+    void chosen(RecordId record, uint32_t tokens_after) { slots_->cache().use_by(record, tokens_after); }
 
     // Leases as many of `records` as there is room for, residents first so that they are not evicted for the others;
     // reorders `records` so that the leased ones come first. Returns how many; at least one if nothing else is leased.
@@ -86,8 +92,7 @@ class Fetcher {
     io::Engine& engine_;
     const Clock& clock_;
     std::unique_ptr<Scheduler> scheduler_;
-    uint32_t visited_ = kNoSet;  // last
-    uint32_t set_ = kNoSet;      // entered last in decode, when, and the waits until then
+    uint32_t set_ = kNoSet;  // entered last in decode, when, and the waits until then
     Nanos entered_ = 0, waited_ = 0;
 };
 

@@ -30,8 +30,11 @@ Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Op
     auto layout = cache::plan_layout(set_shapes, options.budget, options.min_slots);
     if (!layout.ok()) return layout.status();
 
-    std::vector<uint32_t> class_of_record;
-    for (RecordId r = 0; r < store.n_records(); ++r) class_of_record.push_back(layout->class_of_set[store.set_of(r)]);
+    std::vector<uint32_t> class_of_record, set_of_record;
+    for (RecordId r = 0; r < store.n_records(); ++r) {
+        set_of_record.push_back(store.set_of(r));
+        class_of_record.push_back(layout->class_of_set[store.set_of(r)]);
+    }
     std::vector<uint32_t> slots;
     for (const cache::SizeClass& c : layout->classes) slots.push_back(c.n_slots);
 
@@ -47,7 +50,8 @@ Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Op
             }
         }
     }
-    cache::SlotCache cache(std::move(class_of_record), slots, options.policy, 2 * options.min_slots);
+    cache::SlotCache cache(std::move(class_of_record), slots, options.policy, 2 * options.min_slots,
+                           std::move(set_of_record), options.tuning);
     std::unique_ptr<Slots> made(new Slots(store, std::move(options), std::move(*layout), std::move(cache)));
     made->arena_ = std::move(*arena);
     made->free_staging_.reserve(kStagingBuffers);

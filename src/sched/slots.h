@@ -32,6 +32,7 @@ class Slots {
         uint64_t budget = 0;     // bytes for slots
         uint32_t min_slots = 1;  // top-k: what a layer wants at once
         cache::Policy policy = cache::Policy::lru;
+        cache::Tuning tuning;
         std::vector<std::vector<bool>> converted;  // [set][component]: slots hold convert()'s form
         Convert convert;                           // may be empty when nothing is converted
     };

@@ -47,7 +47,7 @@ TEST(Options, DefaultsInHelpAreTheDefaults) {
 TEST(Options, AValueGoesRoundTheTable) {
     const std::map<std::string, std::vector<std::string>> values{
         {"--cache-mb", {"auto", "7", "0.5", "8192"}},
-        {"--cache-policy", {"frequency", "lru"}},
+        {"--cache-policy", {"reuse", "frequency", "lru"}},
         {"--io-threads", {"1", "64"}},
         {"--io-engine", {"auto", "io_uring", "pread", "mmap"}},
         {"--no-odirect", {"1", "0"}},

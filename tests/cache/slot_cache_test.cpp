@@ -98,7 +98,7 @@ TEST(SlotCache, GuestsPushOutNoMoreThanTheirPart) {
     for (const Policy policy : {Policy::lru, Policy::frequency}) {
         SlotCache cache(std::vector<uint32_t>(100, 0), std::vector<uint32_t>{16}, policy, 2);
         EXPECT_EQ(cache.guest_limit(0), 4U);
-        cache.next_pass();
+        cache.visit(0);
         for (RecordId r = 0; r < 16; ++r) {
             cache.use(r);
             touch(cache, r);
@@ -171,7 +171,7 @@ TEST(SlotCache, FrequencyKeepsWhatIsUsedOften) {
         int hits = 0;
         RecordId other = 1;
         for (int pass = 0; pass < 30; ++pass) {
-            cache.next_pass();
+            cache.visit(0);
             for (int i = 0; i < 4; ++i) {
                 const RecordId r = i == 0 ? 0 : other;
                 if (i > 0) other = other == 39 ? 1 : other + 1;
@@ -188,7 +188,7 @@ TEST(SlotCache, FrequencyKeepsWhatIsUsedOften) {
 TEST(SlotCache, OldUsesCountLess) {
     SlotCache cache(std::vector<uint32_t>(4, 0), std::vector<uint32_t>{2}, Policy::frequency);
     const auto pass = [&](RecordId r) {
-        cache.next_pass();
+        cache.visit(0);
         cache.use(r);
         touch(cache, r);
     };
@@ -196,7 +196,7 @@ TEST(SlotCache, OldUsesCountLess) {
     for (int i = 0; i < 3; ++i) pass(1);
     pass(2);
     EXPECT_EQ(cache.find(1), kNoSlot) << "three uses weigh less than twenty";
-    for (int i = 0; i < 200; ++i) cache.next_pass();
+    for (int i = 0; i < 200; ++i) cache.visit(0);
     for (int i = 0; i < 2; ++i) pass(1);
     EXPECT_EQ(cache.find(2), kNoSlot);
     pass(2);
@@ -206,22 +206,22 @@ TEST(SlotCache, OldUsesCountLess) {
 
 TEST(SlotCache, APassCountsAUseOnceAndAnEvictedRecordKeepsItsUses) {
     SlotCache cache(std::vector<uint32_t>(4, 0), std::vector<uint32_t>{2}, Policy::frequency);
-    cache.next_pass();
+    cache.visit(0);
     for (int i = 0; i < 10; ++i) cache.use(0);  // a block in several pieces looks its experts up again and again
     touch(cache, 0);
     for (int i = 0; i < 2; ++i) {
-        cache.next_pass();
+        cache.visit(0);
         cache.use(1);
         touch(cache, 1);
     }
     cache.use(2);
     touch(cache, 2);
     EXPECT_EQ(cache.find(0), kNoSlot) << "used in one pass, long ago";
-    cache.next_pass();
+    cache.visit(0);
     cache.use(3);
     touch(cache, 3);
     EXPECT_EQ(cache.find(2), kNoSlot);
-    cache.next_pass();
+    cache.visit(0);
     cache.use(2);  // the third use of what was evicted
     touch(cache, 2);
     EXPECT_EQ(cache.find(3), kNoSlot);
@@ -235,7 +235,7 @@ TEST(SlotCache, TheVictimIsTheOneWithTheLeastWeight) {
     SlotCache cache(std::vector<uint32_t>(kRecords, 0), std::vector<uint32_t>{kSlots}, Policy::frequency);
     std::vector<double> weight(kRecords, 0);
     for (int pass = 0; pass < 3000; ++pass) {
-        cache.next_pass();
+        cache.visit(0);
         for (double& w : weight) w *= std::exp2(-1 / kHalfLife);
         const auto r = static_cast<RecordId>(std::min(random() % kRecords, random() % kRecords));
         std::vector<RecordId> resident;

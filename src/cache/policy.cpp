@@ -1,0 +1,248 @@
+#include "cache/policy.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+namespace sluice::cache {
+namespace {
+
+// A sum below this is forgotten: it would only make arithmetic slow.
+constexpr double kForgotten = 1e-30;
+// A record that was never used, and how sure one can be of any.
+constexpr double kLeastChance = 1e-6;
+// Longest wait that a hint can speak of.
+constexpr uint32_t kFar = 1U << 20U;
+
+// Whether a set's turn counts.
+bool has_turns(Policy policy) {
+    return policy != Policy::lru && policy != Policy::frequency;
+}
+
+}  // namespace
+
+Order::Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> class_of_record, size_t n_classes,
+             Policy policy, const Tuning& tuning)
+    : policy_(policy),
+      tuning_(tuning),
+      short_keep_(std::exp2(-1 / tuning.short_half_life)),
+      long_keep_(std::exp2(-1 / (policy == Policy::frequency ? kHalfLife : tuning.long_half_life))),
+      set_of_(set_of_record.begin(), set_of_record.end()),
+      class_of_(class_of_record.begin(), class_of_record.end()),
+      classes_(n_classes) {
+    const size_t n = set_of_.size();
+    assert(class_of_.size() == n);
+    for (size_t r = 0; r < n; ++r) {
+        assert(r == 0 ? set_of_[r] == 0 : set_of_[r] == set_of_[r - 1] || set_of_[r] == set_of_[r - 1] + 1);
+        if (r == 0 || set_of_[r] != set_of_[r - 1]) set_begin_.push_back(static_cast<uint32_t>(r));
+    }
+    const size_t n_sets = set_begin_.size();
+    set_begin_.push_back(static_cast<uint32_t>(n));
+    group_of_set_.resize(n_sets);
+    for (uint32_t c = 0; c < n_classes; ++c) {
+        classes_[c].first_group = static_cast<uint32_t>(groups_of_class_.size());
+        for (uint32_t s = 0; s < n_sets; ++s) {
+            if (class_of_[set_begin_[s]] != c) continue;
+            const uint32_t records = set_begin_[s + 1] - set_begin_[s];
+            if (policy != Policy::lru || classes_[c].n_groups == 0) {
+                groups_of_class_.push_back(static_cast<uint32_t>(groups_.size()));
+                set_of_group_.push_back(s);
+                groups_.emplace_back();
+                ++classes_[c].n_groups;
+            }
+            group_of_set_[s] = static_cast<uint32_t>(groups_.size() - 1);
+            std::vector<RecordId>& heap = groups_.back().heap;
+            heap.reserve(heap.capacity() + records);
+        }
+    }
+    for (size_t age = 0; age < short_worth_.size(); ++age) {
+        short_worth_[age] = std::pow(short_keep_, static_cast<double>(age));
+        long_worth_[age] = std::pow(long_keep_, static_cast<double>(age));
+    }
+    cost_.assign(n_sets, 1);
+    visits_.assign(n_sets, 0);
+    prompt_.assign(n_sets, 0);
+    short_.assign(n, 0);
+    long_.assign(n, 0);
+    key_.assign(n, 0);
+    released_.assign(n, 0);
+    used_in_.assign(n, kNever);
+    due_.assign(n, kNever);
+    idle_.assign(n, 0);
+    uses_.assign(n, 0);
+    place_.assign(n, kNowhere);
+}
+
+void Order::visit(uint32_t set, uint32_t tokens, bool prompt) {
+    assert(set < visits_.size());
+    now_ = set;
+    ++visits_[set];
+    prompt_[set] = prompt ? 1 : 0;
+    if (policy_ == Policy::lru) return;
+    const double short_keep = tokens == 1 ? short_keep_ : std::pow(short_keep_, tokens);
+    const double long_keep = tokens == 1 ? long_keep_ : std::pow(long_keep_, tokens);
+    for (uint32_t r = set_begin_[set]; r < set_begin_[set + 1]; ++r) {
+        const double s = short_[r] * short_keep, l = long_[r] * long_keep;
+        short_[r] = s < kForgotten ? 0 : s;
+        long_[r] = l < kForgotten ? 0 : l;
+    }
+    std::vector<RecordId>& heap = groups_[group_of_set_[set]].heap;
+    for (const RecordId r : heap) key_[r] = key(r);
+    std::make_heap(heap.begin(), heap.end(), [&](RecordId a, RecordId b) { return goes_before(b, a); });
+    for (uint32_t i = 0; i < heap.size(); ++i) place_[heap[i]] = i;
+}
+
+void Order::use(RecordId record, uint32_t age) {
+    const uint32_t set = set_of_[record];
+    if (policy_ == Policy::lru) return;
+    const double share = prompt_[set] != 0 ? tuning_.prompt_share : 1;
+    if (age < short_worth_.size()) {
+        short_[record] += share * short_worth_[age];
+        long_[record] += share * long_worth_[age];
+    }
+    if (used_in_[record] != visits_[set]) ++uses_[record];
+    used_in_[record] = visits_[set];
+    due_[record] = kNever;
+}
+
+double Order::chance(RecordId record) const {
+    const double p = tuning_.short_share * (1 - short_keep_) * short_[record] +
+                     (1 - tuning_.short_share) * (1 - long_keep_) * long_[record];
+    return std::min(1.0, p + kLeastChance);
+}
+
+void Order::expect(RecordId record, double chance, double trust) {
+    const double sum = std::clamp(chance, 0.0, 1.0) * std::clamp(trust, 0.0, 1.0) / (1 - long_keep_);
+    long_[record] = std::max(long_[record], sum);
+}
+
+void Order::hint(RecordId record, uint32_t visits) {
+    due_[record] = visits_[set_of_[record]] + 1 + std::min(visits, kFar);
+    rekey(record);
+}
+
+void Order::hint_idle(RecordId record, uint32_t visits) {
+    due_[record] = kNever;
+    idle_[record] = visits_[set_of_[record]] + std::min(visits, kFar);
+    rekey(record);
+}
+
+void Order::rekey(RecordId record) {
+    if (policy_ != Policy::hinted || place_[record] == kNowhere) return;
+    Group& group = groups_[group_of(record)];
+    const uint32_t place = place_[record];
+    key_[record] = key(record);
+    if (place > 0 && goes_before(record, group.heap[(place - 1) / 2])) {
+        rise(group, place, record);
+    } else {
+        sink(group, place, record);
+    }
+}
+
+// The greater, the sooner the record goes. In visits, for those policies that reckon with the turn of layers.
+double Order::key(RecordId record) const {
+    const uint64_t now = visits_[set_of_[record]];
+    const auto since = static_cast<double>(used_in_[record] == kNever ? now + 1 : now - used_in_[record] + 1);
+    switch (policy_) {
+        case Policy::lru:
+        case Policy::staleness:
+            return 0;
+        case Policy::frequency:
+            return -long_[record];
+        case Policy::hinted:
+            if (due_[record] != kNever && due_[record] > now) return static_cast<double>(due_[record] - now - 1);
+            if (idle_[record] > now) return static_cast<double>(idle_[record] - now) + 1 / chance(record) - 1;
+            [[fallthrough]];
+        case Policy::reuse:
+            return 1 / chance(record) - 1;
+        case Policy::stall:
+            return (1 / chance(record) - 1) / cost_[set_of_[record]];
+        case Policy::lfru:
+        case Policy::age_count:
+            return since / (1 + static_cast<double>(uses_[record]));
+    }
+    return 0;
+}
+
+// How far off the set's next visit is, as a part of a round; its own, just begun, is a whole one off.
+double Order::turn(uint32_t set) const {
+    if (!has_turns(policy_)) return 0;
+    const auto n = static_cast<uint32_t>(visits_.size());
+    const uint32_t ahead = set > now_ ? set - now_ : set + n - now_;
+    const double part = static_cast<double>(ahead) / n;
+    return policy_ == Policy::stall ? tuning_.phase * part / cost_[set] : tuning_.phase * part;
+}
+
+RecordId Order::first(uint32_t size_class) const {
+    const Class& cls = classes_[size_class];
+    RecordId best = kNoRecord;
+    double best_wait = 0;
+    for (uint32_t i = cls.first_group; i < cls.first_group + cls.n_groups; ++i) {
+        const uint32_t g = groups_of_class_[i];
+        if (groups_[g].heap.empty()) continue;
+        const RecordId r = groups_[g].heap.front();
+        const double wait = key_[r] + turn(set_of_group_[g]);
+        if (best == kNoRecord || wait > best_wait || (wait == best_wait && released_[r] < released_[best])) {
+            best = r;
+            best_wait = wait;
+        }
+    }
+    return best;
+}
+
+void Order::put(Group& group, uint32_t place, RecordId record) {
+    group.heap[place] = record;
+    place_[record] = place;
+}
+
+void Order::rise(Group& group, uint32_t place, RecordId record) {
+    while (place > 0) {
+        const uint32_t parent = (place - 1) / 2;
+        if (!goes_before(record, group.heap[parent])) break;
+        put(group, place, group.heap[parent]);
+        place = parent;
+    }
+    put(group, place, record);
+}
+
+void Order::sink(Group& group, uint32_t place, RecordId record) {
+    const auto n = static_cast<uint32_t>(group.heap.size());
+    for (;;) {
+        uint32_t child = 2 * place + 1;
+        if (child >= n) break;
+        if (child + 1 < n && goes_before(group.heap[child + 1], group.heap[child])) ++child;
+        if (!goes_before(group.heap[child], record)) break;
+        put(group, place, group.heap[child]);
+        place = child;
+    }
+    put(group, place, record);
+}
+
+void Order::add(RecordId record, bool came) {
+    assert(place_[record] == kNowhere);
+    if (came && policy_ == Policy::age_count) uses_[record] = used_now(record) ? 1 : 0;
+    Group& group = groups_[group_of(record)];
+    released_[record] = ++releases_;
+    key_[record] = key(record);
+    group.heap.push_back(record);
+    rise(group, static_cast<uint32_t>(group.heap.size() - 1), record);
+    ++classes_[class_of_[record]].n;
+}
+
+void Order::remove(RecordId record) {
+    const uint32_t place = place_[record];
+    assert(place != kNowhere);
+    Group& group = groups_[group_of(record)];
+    const RecordId last = group.heap.back();
+    group.heap.pop_back();
+    place_[record] = kNowhere;
+    --classes_[class_of_[record]].n;
+    if (last == record) return;
+    if (place > 0 && goes_before(last, group.heap[(place - 1) / 2])) {
+        rise(group, place, last);
+    } else {
+        sink(group, place, last);
+    }
+}
+
+}  // namespace sluice::cache

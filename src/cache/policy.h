@@ -1,0 +1,148 @@
+// Owns: in which order records that nobody has leased give their slots away.
+// Keeps: the order is a function of the calls alone; nothing allocates after construction; what a policy has learned of
+// a record stays when the record goes.
+//
+// Time is counted in visits of a record's own set (the experts of one layer), not in passes through the model: halfway
+// through a token, an expert of a layer that has had its turn is not younger than one whose turn is still to come. Each
+// set keeps its records in a heap, rebuilt when the set is visited, which is when their keys change; across sets the
+// first of each are compared. A decision takes O(sets + log slots), a visit O(experts of the set).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace sluice::cache {
+
+// Who goes first when a slot is needed.
+enum class Policy : uint8_t {
+    lru,        // who was released longest ago: the control
+    frequency,  // who was used least, where a use counts half after kHalfLife visits
+    reuse,      // whose next use is farthest: from how often and how lately it was used, and when its layer's turn is
+    stall,      // the same, weighed by what waiting for its bytes would cost (Order::set_cost)
+    hinted,     // as reuse, but who was told when the next use is goes by that (Order::hint)
+    lfru,       // the longest time since its last use by number of uses, those before it was evicted too
+    age_count,  // the same, with uses since it came
+    staleness,  // of the layer whose turn is farthest; there, who was released longest ago
+};
+inline constexpr std::array<std::string_view, 8> kPolicyNames{"lru",    "frequency", "reuse",     "stall",
+                                                              "hinted", "lfru",      "age-count", "staleness"};
+constexpr std::string_view name_of(Policy policy) {
+    return kPolicyNames[static_cast<size_t>(policy)];
+}
+constexpr std::optional<Policy> policy_named(std::string_view name) {
+    for (size_t i = 0; i < kPolicyNames.size(); ++i) {
+        if (kPolicyNames[i] == name) return static_cast<Policy>(i);
+    }
+    return std::nullopt;
+}
+
+// Of `frequency`, in visits. Real routes (Qwen3-30B, Gemma-4, gpt-oss-120b) are flat between 8 and 16.
+inline constexpr double kHalfLife = 12;
+
+// What `reuse` believes. The chance that a record is used in its layer's next visit is taken from two sums over its
+// uses in which old ones count less: one that forgets within a token or two, and one that remembers a few dozen. How
+// these were chosen, and what other values do: docs/results/cache-policy.md.
+struct Tuning {
+    double short_half_life = 0.5;
+    double long_half_life = 14;
+    double short_share = 0.2;   // of the estimate; the rest is the long sum's
+    double phase = 2;           // how much the place of the layer's turn counts, in visits for a whole round
+    double prompt_share = 0.5;  // what a use by a token of the prompt counts
+};
+
+class Order {
+  public:
+    // `set_of_record` rises with the record. Sets of one class compete for the same slots.
+    Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> class_of_record, size_t n_classes,
+          Policy policy, const Tuning& tuning);
+
+    // The model computes a set's block for so many tokens. Once per block, before its uses.
+    void visit(uint32_t set, uint32_t tokens, bool prompt);
+    // A token of this visit uses the record; `age`: how many tokens of the visit come after it.
+    void use(RecordId record, uint32_t age);
+    // Whether the record was used in its set's present visit.
+    [[nodiscard]] bool used_now(RecordId record) const { return used_in_[record] == visits_[set_of_[record]]; }
+
+    // The record may go; it is in no order yet. `came`: it was given its slot since it was last here.
+    void add(RecordId record, bool came);
+    // It may not.
+    void remove(RecordId record);
+    [[nodiscard]] bool has(RecordId record) const { return place_[record] != kNowhere; }
+    // Who of the class goes first, or kNoRecord.
+    [[nodiscard]] RecordId first(uint32_t size_class) const;
+    [[nodiscard]] uint32_t n(uint32_t size_class) const { return classes_[size_class].n; }
+
+    // `stall`: what one byte of this set's records saves when it need not be read, in any unit that all sets share.
+    void set_cost(uint32_t set, double per_byte) { cost_[set] = per_byte; }
+    // `hinted`: the record will be used again after so many visits of its set (0: in the next one), as far as is known
+    // now. It holds until the record's next use, or until it should have been used.
+    void hint(RecordId record, uint32_t visits);
+    // The same where only so much is known, that the next so many visits do not use it.
+    void hint_idle(RecordId record, uint32_t visits);
+
+    // The chance of a use in the next visit as `reuse` sees it, and a value to begin with: as if the record had had
+    // that chance for as long as the long sum remembers, weighed by `trust` in [0, 1].
+    [[nodiscard]] double chance(RecordId record) const;
+    void expect(RecordId record, double chance, double trust);
+    [[nodiscard]] Policy policy() const { return policy_; }
+    [[nodiscard]] uint32_t set_of(RecordId record) const { return set_of_[record]; }
+
+  private:
+    static constexpr uint32_t kNowhere = UINT32_MAX;
+    static constexpr uint64_t kNever = UINT64_MAX;
+
+    struct Group {  // who may go, of one set; of a whole class where the turn of layers does not matter
+        std::vector<RecordId> heap;
+    };
+    struct Class {
+        uint32_t first_group = 0, n_groups = 0;  // in groups_of_class_
+        uint32_t n = 0;
+    };
+
+    [[nodiscard]] uint32_t group_of(RecordId record) const { return group_of_set_[set_of_[record]]; }
+    [[nodiscard]] double key(RecordId record) const;
+    [[nodiscard]] double turn(uint32_t set) const;
+    [[nodiscard]] bool goes_before(RecordId a, RecordId b) const {
+        return key_[a] != key_[b] ? key_[a] > key_[b] : released_[a] < released_[b];
+    }
+    void rekey(RecordId record);
+    void put(Group& group, uint32_t place, RecordId record);
+    void rise(Group& group, uint32_t place, RecordId record);
+    void sink(Group& group, uint32_t place, RecordId record);
+
+    Policy policy_;
+    Tuning tuning_;
+    double short_keep_ = 0, long_keep_ = 0;                 // what a use is worth one token later
+    std::array<double, 256> short_worth_{}, long_worth_{};  // and after so many; nothing after more
+    std::vector<uint32_t> set_of_;                          // by record
+    std::vector<uint32_t> class_of_;                        // by record
+    std::vector<uint32_t> set_begin_;                       // first record of each set, and one past the last
+    std::vector<uint32_t> group_of_set_;
+    std::vector<uint32_t> groups_of_class_;
+    std::vector<uint32_t> set_of_group_;
+    std::vector<Group> groups_;
+    std::vector<Class> classes_;
+    std::vector<double> cost_;      // by set
+    std::vector<uint64_t> visits_;  // by set
+    std::vector<uint8_t> prompt_;   // by set: its present visit is one of a prompt
+    uint32_t now_ = 0;              // set visited last
+    uint64_t releases_ = 0;
+
+    // By record.
+    std::vector<double> short_, long_;
+    std::vector<double> key_;         // among those who may go: the greatest goes first
+    std::vector<uint64_t> released_;  // number of its last release
+    std::vector<uint64_t> used_in_;   // visit of its set
+    std::vector<uint64_t> due_;       // visit of its set in which it is expected
+    std::vector<uint64_t> idle_;      // it is not expected until after this one
+    std::vector<uint32_t> uses_;      // ever, or since it came
+    std::vector<uint32_t> place_;     // in its group's heap
+};
+
+}  // namespace sluice::cache

@@ -1,0 +1,221 @@
+#include "cache/policy.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "cache/slot_cache.h"
+
+namespace sluice::cache {
+namespace {
+
+constexpr uint32_t kSets = 4, kExperts = 8;
+
+std::vector<uint32_t> sets_of(uint32_t sets = kSets, uint32_t experts = kExperts) {
+    std::vector<uint32_t> out;
+    for (uint32_t r = 0; r < sets * experts; ++r) out.push_back(r / experts);
+    return out;
+}
+
+SlotCache make_cache(Policy policy, uint32_t slots, uint32_t sets = kSets, uint32_t experts = kExperts) {
+    return SlotCache(std::vector<uint32_t>(sets * experts, 0), std::vector<uint32_t>{slots}, policy, 1,
+                     sets_of(sets, experts));
+}
+
+// One layer's visit: `records` are of one set.
+uint32_t visit(SlotCache& cache, std::vector<RecordId> records, uint32_t set) {
+    cache.visit(set);
+    for (const RecordId r : records) cache.use(r);
+    std::stable_partition(records.begin(), records.end(), [&](RecordId r) { return cache.find(r) != kNoSlot; });
+    uint32_t hits = 0;
+    for (const RecordId r : records) {
+        hits += cache.find(r) != kNoSlot ? 1 : 0;
+        EXPECT_NE(cache.lease(r), kNoSlot);
+    }
+    for (const RecordId r : records) cache.release(r);
+    return hits;
+}
+
+TEST(Policy, EveryNameIsOfOnePolicy) {
+    for (const std::string_view name : kPolicyNames) {
+        const auto policy = policy_named(name);
+        ASSERT_TRUE(policy) << name;
+        EXPECT_EQ(name_of(*policy), name);
+    }
+    EXPECT_FALSE(policy_named("LRU"));
+    EXPECT_FALSE(policy_named(""));
+}
+
+// The whole order of eviction is emptied, again and again, and compared with a model that knows every use.
+TEST(Policy, ReuseIsTheOrderOfTheExpectedWait) {
+    std::mt19937 engine(11);
+    const auto random = [&](uint32_t n) { return static_cast<uint32_t>(engine() % n); };
+    const Tuning tuning;
+    Order order(sets_of(), std::vector<uint32_t>(kSets * kExperts, 0), 1, Policy::reuse, tuning);
+    struct Sums {
+        double quick = 0, slow = 0;
+    };
+    std::vector<Sums> sums(kSets * kExperts);
+    for (int round = 0; round < 300; ++round) {
+        for (uint32_t set = 0; set < kSets; ++set) {
+            const uint32_t tokens = 1 + random(3);
+            const bool prompt = random(8) == 0;
+            order.visit(set, tokens, prompt);
+            for (uint32_t e = 0; e < kExperts; ++e) {
+                Sums& s = sums[set * kExperts + e];
+                s.quick *= std::exp2(-static_cast<double>(tokens) / tuning.short_half_life);
+                s.slow *= std::exp2(-static_cast<double>(tokens) / tuning.long_half_life);
+            }
+            for (uint32_t i = 0; i < 2 * tokens; ++i) {
+                const RecordId r = set * kExperts + std::min(random(kExperts), random(kExperts));
+                const uint32_t age = random(tokens);
+                order.use(r, age);
+                const double share = prompt ? tuning.prompt_share : 1;
+                sums[r].quick += share * std::exp2(-static_cast<double>(age) / tuning.short_half_life);
+                sums[r].slow += share * std::exp2(-static_cast<double>(age) / tuning.long_half_life);
+            }
+            for (RecordId r = 0; r < kSets * kExperts; ++r) {
+                if (random(2) == 0) order.add(r, false);
+            }
+            const auto wait = [&](RecordId r) {
+                const double p = tuning.short_share * (1 - std::exp2(-1 / tuning.short_half_life)) * sums[r].quick +
+                                 (1 - tuning.short_share) * (1 - std::exp2(-1 / tuning.long_half_life)) * sums[r].slow;
+                const uint32_t ahead = (r / kExperts + kSets - set - 1) % kSets + 1;
+                return 1 / std::min(1.0, p + 1e-6) - 1 + tuning.phase * ahead / kSets;
+            };
+            double last = INFINITY;
+            uint32_t left = order.n(0);
+            for (RecordId r = order.first(0); r != kNoRecord; r = order.first(0)) {
+                ASSERT_LE(wait(r), last * (1 + 1e-9) + 1e-9) << "round " << round << " set " << set;
+                last = wait(r);
+                order.remove(r);
+                --left;
+            }
+            ASSERT_EQ(left, 0U);
+        }
+    }
+}
+
+// Two experts per layer and token of which one stays: an order of use alone keeps neither in a cache smaller than a
+// token; what looks at how often each was used keeps the ones that stay.
+TEST(Policy, OnlyTheControlHitsNothingBelowOneToken) {
+    for (const Policy policy : {Policy::lru, Policy::frequency, Policy::reuse, Policy::stall, Policy::hinted,
+                                Policy::lfru, Policy::age_count}) {
+        SlotCache cache = make_cache(policy, 2 * kSets - 3);
+        uint32_t hits = 0;
+        for (uint32_t token = 0; token < 50; ++token) {
+            for (uint32_t set = 0; set < kSets; ++set) {
+                hits += visit(cache, {set * kExperts, set * kExperts + 1 + token % (kExperts - 1)}, set);
+            }
+        }
+        if (policy == Policy::lru) {
+            EXPECT_EQ(hits, 0U);
+        } else {
+            EXPECT_GT(hits, 120U) << name_of(policy);  // of 50 tokens, 4 layers: all of those that stay are 200
+        }
+    }
+}
+
+// A cache of exactly one token: an expert of a layer whose turn is still to come is as fresh as one of a layer that has
+// just had it, and is wanted sooner.
+TEST(Policy, AnExpertOfTheNextLayerIsNotOlderThanOneOfTheLast) {
+    SlotCache cache = make_cache(Policy::reuse, 2 * kSets);
+    for (uint32_t token = 0; token < 20; ++token) {
+        for (uint32_t set = 0; set < kSets; ++set) {
+            const RecordId first = set * kExperts;
+            const uint32_t hits = visit(cache, {first, first + 1}, set);
+            EXPECT_EQ(hits, token == 0 ? 0U : 2U);
+        }
+    }
+    visit(cache, {0, 2}, 0);
+    EXPECT_EQ(cache.find(1), kNoSlot) << "of all that were used in their last turn, its own has just been missed";
+    for (uint32_t set = 1; set < kSets; ++set) EXPECT_NE(cache.find(set * kExperts), kNoSlot);
+}
+
+TEST(Policy, StallKeepsWhatIsDearToRead) {
+    for (const bool dear : {false, true}) {
+        SlotCache cache = make_cache(Policy::stall, 6, 2);
+        if (dear) cache.order().set_cost(0, 20);
+        uint32_t hits = 0;
+        for (uint32_t token = 0; token < 40; ++token) {
+            hits += visit(cache, {token % 5}, 0);
+            visit(cache, {kExperts + token % 4}, 1);
+        }
+        EXPECT_EQ(hits > 30, dear) << hits;
+    }
+}
+
+TEST(Policy, AHintHoldsUntilTheUseOrUntilItIsOverdue) {
+    SlotCache cache = make_cache(Policy::hinted, 3, 1);
+    for (const RecordId r : {0U, 1U, 2U}) visit(cache, {r}, 0);
+    cache.order().hint(0, 1);
+    cache.order().hint(1, 9);
+    cache.order().hint(2, 2);
+    visit(cache, {3}, 0);
+    EXPECT_EQ(cache.find(1), kNoSlot) << "is to come last";
+    EXPECT_NE(cache.find(0), kNoSlot);
+    for (int i = 0; i < 6; ++i) visit(cache, {3}, 0);
+    visit(cache, {4}, 0);  // all hints are overdue: by their past, 0 is the oldest
+    EXPECT_EQ(cache.find(0), kNoSlot);
+}
+
+// Knowing only that a record is not used soon: it goes before who may be, and after who surely comes later.
+TEST(Policy, WhatIsKnownToStayIdleGoesFirst) {
+    SlotCache cache = make_cache(Policy::hinted, 3, 1);
+    for (int i = 0; i < 4; ++i) {
+        for (const RecordId r : {0U, 1U, 2U}) visit(cache, {r}, 0);
+    }
+    cache.order().hint_idle(2, 8);  // was used last, and would be kept
+    visit(cache, {3}, 0);
+    EXPECT_EQ(cache.find(2), kNoSlot);
+    cache.order().hint(3, 60);
+    visit(cache, {4}, 0);
+    EXPECT_EQ(cache.find(3), kNoSlot);
+}
+
+TEST(Policy, GhostsOfLfruKeepTheirUsesAndThoseOfAgeCountDoNot) {
+    for (const Policy policy : {Policy::lfru, Policy::age_count}) {
+        SlotCache cache = make_cache(policy, 2, 1);
+        for (int i = 0; i < 8; ++i) visit(cache, {0}, 0);
+        for (const RecordId r : {1U, 2U}) {
+            for (int i = 0; i < 12; ++i) visit(cache, {r}, 0);
+        }
+        ASSERT_EQ(cache.find(0), kNoSlot);
+        visit(cache, {0}, 0);  // comes back for one of the two, with eight uses of its past or none
+        visit(cache, {3}, 0);
+        visit(cache, {3}, 0);
+        visit(cache, {4}, 0);
+        EXPECT_EQ(cache.find(0) != kNoSlot, policy == Policy::lfru) << name_of(policy);
+    }
+}
+
+TEST(Policy, ExpectedChancesCountUntilExperienceOutweighsThem) {
+    SlotCache cache = make_cache(Policy::reuse, 2, 1);
+    cache.order().expect(0, 0.5, 1);
+    EXPECT_NEAR(cache.order().chance(0), 0.5 * (1 - Tuning().short_share), 1e-3);
+    for (const RecordId r : {0U, 1U, 2U}) visit(cache, {r}, 0);
+    EXPECT_NE(cache.find(0), kNoSlot);
+    for (int i = 0; i < 80; ++i) visit(cache, {i % 2 == 0 ? 1U : 2U}, 0);
+    EXPECT_EQ(cache.find(0), kNoSlot);
+}
+
+// Uses of a prompt's tokens are there when its first token is decoded, and count for less than later ones.
+TEST(Policy, APromptSeedsTheOrder) {
+    SlotCache cache = make_cache(Policy::reuse, 3, 1);
+    cache.visit(0, 8, true);
+    for (uint32_t t = 0; t < 8; ++t) cache.use_by(5, 7 - t);
+    cache.use_by(6, 2);
+    cache.use_by(7, 0);
+    for (const RecordId r : {5U, 6U, 7U}) ASSERT_NE(cache.lease(r), kNoSlot);
+    for (const RecordId r : {5U, 6U, 7U}) cache.release(r);
+    visit(cache, {0}, 0);
+    EXPECT_EQ(cache.find(6), kNoSlot);
+    visit(cache, {1}, 0);
+    EXPECT_NE(cache.find(5), kNoSlot) << "used by every token of the prompt";
+}
+
+}  // namespace
+}  // namespace sluice::cache
