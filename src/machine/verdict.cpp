@@ -8,7 +8,6 @@
 #include <cctype>
 #include <cerrno>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -16,6 +15,7 @@
 
 #include "machine/probe.h"
 #include "machine/text.h"
+#include "machine/user_directory.h"
 
 namespace sluice::machine {
 namespace {
@@ -599,15 +599,9 @@ Result<Verdict> read_verdict(const std::string& path) {
 }
 
 Result<std::string> verdict_directory() {
-    const auto set = [](const char* name) -> std::optional<std::string> {
-        const char* text = std::getenv(name);
-        return text != nullptr && *text != '\0' ? std::optional<std::string>(text) : std::nullopt;
-    };
-    if (const auto own = set("SLUICE_CACHE_DIR")) return *own + "/probe";
-    // The standard says that what is not absolute does not count.
-    if (const auto xdg = set("XDG_CACHE_HOME"); xdg && xdg->starts_with('/')) return *xdg + "/sluice/probe";
-    if (const auto home = set("HOME")) return *home + "/.cache/sluice/probe";
-    return error(Code::not_found, "none of SLUICE_CACHE_DIR, XDG_CACHE_HOME and HOME says where verdicts are kept");
+    const auto directory = user_directory();
+    if (!directory.ok()) return directory.status();
+    return *directory + "/probe";
 }
 
 std::string verdict_path(const std::string& directory, const DriveIdentity& drive) {
