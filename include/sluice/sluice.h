@@ -73,6 +73,7 @@ struct Config {
     // Of the program only; start() refuses them elsewhere.
     bool progress = false;
     bool live = false;
+    bool history = true;        // sluice run leaves a line about itself for sluice plan
     uint16_t metrics_port = 0;  // 0: no endpoint
 };
 

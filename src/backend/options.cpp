@@ -243,6 +243,10 @@ constexpr Option kOptions[] = {
          return set_number(c.metrics_port, t, uint16_t{1}, uint16_t{65535}, "a port from 1 to 65535");
      },
      [](const Config& c) { return c.metrics_port == 0 ? "" : fmt::format("{}", c.metrics_port); }, Where::serve_only},
+    {"--no-history", "SLUICE_NO_HISTORY", nullptr, "off",
+     "sluice run leaves no line about this run (its speed, cache and threads; no text and no names) for sluice plan. "
+     "Other programs never do.",
+     set_off<&Config::history>, get_off<&Config::history>},
     {"--sluice-log", "SLUICE_LOG", "error|warn|info|debug", "info", "How much Sluice says on standard error.",
      [](Config& c, std::string_view t) { return set_word(c.verbosity, t, kVerbosities); },
      [](const Config& c) { return get_word(c.verbosity, kVerbosities); }},

@@ -12,6 +12,8 @@
 #include "base/status.h"
 #include "sluice/sluice.h"
 
+struct common_params;
+
 namespace sluice::cli {
 
 inline constexpr int kOk = 0;
@@ -36,6 +38,7 @@ int serve_command(std::vector<std::string> arguments);
 int bench_command(std::vector<std::string> arguments);
 int perplexity_command(std::vector<std::string> arguments);
 int inspect_command(std::vector<std::string> arguments);
+int plan_command(std::vector<std::string> arguments);
 int doctor_command(std::vector<std::string> arguments);
 int probe_command(std::vector<std::string> arguments);
 int report_command(std::vector<std::string> arguments);
@@ -69,6 +72,8 @@ bool names_model(const std::vector<std::string>& arguments);
 bool asks_help(const std::vector<std::string>& arguments);
 // What C calls argv, ended by a null pointer. Points into both strings and arguments.
 std::vector<char*> argv_of(std::string& program, std::vector<std::string>& arguments);
+// The context of a run whose user named none.
+void choose_context(const std::vector<std::string>& arguments, common_params& params);
 // Writes help to standard output; kFailed, in words, if that is closed or full.
 int print_help(const std::string& text);
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kWidth = 100;
 
-constexpr std::array<Command, 13> kCommands{{
+constexpr std::array<Command, 14> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
      "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
@@ -31,6 +31,17 @@ constexpr std::array<Command, 13> kCommands{{
      "the "
      "model caches of several sizes (or the one given) hold.",
      nullptr, inspect_command},
+    {"plan", "MODEL [--ram N|auto] [--cache-mb N] [--json] [options]",
+     "what a model would take here, and how fast it would be",
+     "Says what stays in memory, how many experts a cache would hold, what a token reads, and how many tokens per "
+     "second "
+     "to expect, as a range with what it rests on: the drive as sluice probe measured it, the processor as measured "
+     "now "
+     "for about a second, and past runs of this model on this machine. Loads no weights and reads no experts. --ram "
+     "gives the memory for everything, --cache-mb that for experts alone; -c, -t, -n and all other options are those "
+     "of "
+     "sluice run. Shows how past predictions did. What runs leave for it is described in docs/plan.md.",
+     nullptr, plan_command},
     {"doctor", "[MODEL] [--json] [--no-probe]", "what is wrong with this machine for streaming, and what to change",
      "Looks at processor, memory, kernel, limits and what else runs; with a model also at the file system and drive "
      "under it, which it reads for a few seconds (at most about 256 MiB; --no-probe does not). Each finding says what "

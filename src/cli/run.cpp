@@ -16,6 +16,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "cli/commands.h"
+#include "cli/plan_subject.h"
 #include "cli/progress_bar.h"
 #include "engine/generate.h"
 #include "model/gguf.h"
@@ -85,6 +86,14 @@ Status refuse_without_effect(const common_params& params) {
 
 }  // namespace
 
+void choose_context(const std::vector<std::string>& arguments, common_params& params) {
+    if (has_flag(arguments, {"-c", "--ctx-size"}) || std::getenv("LLAMA_ARG_CTX_SIZE") != nullptr) return;
+    const auto index = model::GgufIndex::open(params.model.path);
+    const uint64_t trained =
+        index.ok() ? index->arch_number("context_length").value_or(kDefaultContext) : kDefaultContext;
+    params.n_ctx = static_cast<int>(std::min(kDefaultContext, trained));
+}
+
 int run_command(std::vector<std::string> arguments) {
     Config config;
     engine::GenerateOptions options;
@@ -126,12 +135,7 @@ int run_command(std::vector<std::string> arguments) {
                         kUsage);
         }
     }
-    if (!has_flag(arguments, {"-c", "--ctx-size"}) && std::getenv("LLAMA_ARG_CTX_SIZE") == nullptr) {
-        const auto index = model::GgufIndex::open(params.model.path);
-        const uint64_t trained =
-            index.ok() ? index->arch_number("context_length").value_or(kDefaultContext) : kDefaultContext;
-        params.n_ctx = static_cast<int>(std::min(kDefaultContext, trained));
-    }
+    choose_context(arguments, params);
     options.prompt = params.prompt;
 
     struct sigaction action {};
@@ -192,6 +196,7 @@ int run_command(std::vector<std::string> arguments) {
     }
     if (g.prompt_tokens > 0) print_summary(g, output_broken);
     if (!g.status.ok()) return fail(g.status, kFailed);
+    backend::recorder()->with_book([&](const trace::Book& book) { remember_run(params.model.path, config, book); });
     if (output_broken) return fail(error(Code::io_error, "standard output is closed or full"), kFailed);
     if (Status s = backend::recorder()->status(); !s.ok()) return fail(s, kFailed);
     return g.interrupted ? kInterrupted : kOk;

@@ -51,6 +51,7 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--io-threads", {"1", "64"}},
         {"--io-engine", {"auto", "io_uring", "pread", "mmap"}},
         {"--no-odirect", {"1", "0"}},
+        {"--no-history", {"1", "0"}},
         {"--mirror", {"/mnt/b/m.gguf", "a:b"}},
         {"--overlap", {"1", "0"}},
         {"--no-overlap", {"1", "0"}},

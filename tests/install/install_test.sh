@@ -51,7 +51,7 @@ GGML_BACKEND_PATH="$prefix/lib/libggml-sluice.so" "$prefix/libexec/sluice/llama-
 if [ -f "$demo" ]; then
     "$prefix/bin/sluice" inspect "$demo" >"$work/log" || { cat "$work/log"; die "sluice inspect"; }
     "$prefix/bin/sluice" inspect "$demo" --json >"$work/log" || { cat "$work/log"; die "sluice inspect --json"; }
-    "$prefix/bin/sluice" run -m "$demo" --cache-mb 2 -c 128 -n 4 --temp 0 -p 'In the' >"$work/log" 2>&1 || { cat "$work/log"; die "sluice run"; }
+    SLUICE_NO_HISTORY=1 "$prefix/bin/sluice" run -m "$demo" --cache-mb 2 -c 128 -n 4 --temp 0 -p 'In the' >"$work/log" 2>&1 || { cat "$work/log"; die "sluice run"; }
 fi
 
 step 'the texts'

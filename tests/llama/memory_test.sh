@@ -6,6 +6,7 @@
 set -euo pipefail
 sluice=$1 model=$2 cache_mb=$3 n_predict=${4:-64}
 unset GGML_BACKEND_PATH SLUICE_CACHE_MB
+export SLUICE_NO_HISTORY=1
 work=$(mktemp -d)
 group=""
 cleanup() {

@@ -37,7 +37,7 @@ DETERMINISTIC = ["phase", "step", "tokens", "output_tokens", "exact_bytes", "exa
 
 def environment(**extra):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "GGML_BACKEND", "LD_PRELOAD"))}
-    return {**env, **extra}
+    return {**env, "SLUICE_NO_HISTORY": "1", **extra}
 
 
 def run(*extra, code=0, prompt=PROMPT, n=N, command=None, env=None):

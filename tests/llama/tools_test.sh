@@ -7,6 +7,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
 unset GGML_BACKEND_PATH
+export SLUICE_CACHE_DIR=$work/user
 
 check() { # NAME COMMAND...: the command succeeds
     local name=$1
@@ -82,7 +83,7 @@ check "sluice chat, one turn" "$sluice" chat -m "$model" -p "In the" -n 4 -st --
 
 # --- the program's own words
 check "sluice --version" grep -qF "llama.cpp v0.5.0" <("$sluice" --version)
-for command in run chat serve bench perplexity inspect doctor verify pack unpack repair; do
+for command in run chat serve bench perplexity inspect plan doctor verify pack unpack repair; do
     "$sluice" $command --help >"$work/help" 2>&1 </dev/null || { echo "FAILED  sluice $command --help"; failures=$((failures + 1)); }
     check "sluice $command --help tells its usage" grep -qF "usage: sluice $command" "$work/help"
 done
@@ -119,6 +120,16 @@ for f in text short empty; do
     check "and calls it a problem" grep -q "problem  *model: .*$f.gguf" <(tr -s '\n ' ' ' <"$work/doctor.txt")
     check "and says that it is no model" grep -q "none to stream: .*$f.gguf" <(tr -s '\n ' ' ' <"$work/doctor.txt")
 done
+for f in text short empty; do
+    fails_saying "plan refuses $f.gguf" 1 "$work/$f.gguf" "$sluice" plan "$work/$f.gguf"
+done
+fails_saying "plan with a missing model" 1 "$work/none.gguf" "$sluice" plan "$work/none.gguf"
+fails_saying "plan with no model" 2 "which model" "$sluice" plan
+fails_saying "plan with a wrong argument" 2 "--frobnicate" "$sluice" plan "$model" --frobnicate
+fails_saying "plan with memory that is none" 2 "is not a size" env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram much
+fails_saying "plan with two sizes" 2 "one of them is enough" "$sluice" plan "$model" --ram 1G --cache-mb 3
+fails_saying "plan with a cache below one expert" 1 "cannot hold a single expert" "$sluice" plan "$model" --cache-mb 0.001
+fails_saying "plan with too little memory, with the arithmetic" 1 "leave too little for experts" env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram 20M
 fails_saying "doctor with a wrong argument" 2 "--frobnicate" "$sluice" doctor "$model" --frobnicate
 fails_saying "doctor with two models" 2 "$model" "$sluice" doctor "$model" "$model"
 fails_saying "doctor with a missing model" 1 "$work/none.gguf" "$sluice" doctor "$work/none.gguf"
@@ -146,6 +157,50 @@ for full in "inspect $model" "inspect --json $model" "run --help" "--version"; d
     check "a full disk: sluice $full" bash -c '! "$@" >/dev/full' - "$sluice" $full
 done
 fails_saying "a prompt longer than the context" 1 "raise -c" "$sluice" run -m "$model" -f "$text" -c 64
+
+# --- what it would take and how fast it would be
+export SLUICE_CACHE_DIR=$work/planned
+planned=(-t 1 -c 256 -n 16)
+check "sluice plan" "$sluice" plan "$model" "${planned[@]}"
+cp "$work/out" "$work/plan.txt"
+for words in "dense weights" "predicted: at most" "not measured" "sluice probe" "none yet" "run it: sluice run -m"; do
+    check "the plan tells \"$words\"" grep -qF -- "$words" "$work/plan.txt"
+done
+check "it fits 80 columns" env -C "$(dirname "$model")" bash -c '[ "$("$0" plan "$1" -t 1 -c 256 | grep -v "^run it\|^note" | wc -L)" -le 80 ]' "$sluice" "$(basename "$model")"
+check "what it measured is kept" grep -q '"kind":"speed"' "$SLUICE_CACHE_DIR/runs.jsonl"
+"$sluice" run -m "$model" -p "In the beginning" --temp 0 "${planned[@]}" </dev/null >/dev/null 2>&1
+check "a run leaves a line" grep -q '"kind":"run"' "$SLUICE_CACHE_DIR/runs.jsonl"
+check "of nothing that was said or read" bash -c '! grep -qi -e beginning -e gguf -e "$(dirname "$1")" "$0"' "$SLUICE_CACHE_DIR/runs.jsonl" "$model"
+"$sluice" run -m "$model" -p "In the beginning" --temp 0 "${planned[@]}" --no-history </dev/null >/dev/null 2>&1
+"$sluice" run -m "$model" -p "In the beginning" --temp 0 -t 1 -c 256 -n 4 </dev/null >/dev/null 2>&1
+"$sluice" run -m "$model" -p "In the beginning" --temp 0 "${planned[@]}" --no-overlap </dev/null >/dev/null 2>&1
+check "not if told so, nor of a few tokens, nor for a comparison" [ "$(grep -c '"kind":"run"' "$SLUICE_CACHE_DIR/runs.jsonl")" = 1 ]
+check "sluice plan --json" "$sluice" plan "$model" "${planned[@]}" --json
+cp "$work/out" "$work/plan.json"
+check "it knows that run, and what was predicted before it" python3 -c '
+import json, sys
+d = json.load(sys.stdin)
+run, token, memory = d["past_runs"][-1], d["token"], d["memory"]
+assert d["format"] == "sluice-plan" and run["tokens"] == 15 and run["predicted"][0] == 0 < run["predicted"][1], run
+assert token["compute_basis"] == token["drive_basis"] == token["hit_rate_basis"] == "past runs", token
+low, high = token["tokens_per_second"]
+assert 0 < low < high <= 2.5 * low and low <= run["measured"] <= high and token["runs_alike"] == 1, token
+assert memory["total_bytes"] == sum(memory[k] for k in memory if k not in ("total_bytes", "free_bytes")), memory
+assert memory["cache_bytes"] <= '"$cache"' << 20 and d["caches"][-1]["cache_bytes"] == d["cache"]["full_bytes"], d
+assert all(a["cache_bytes"] < b["cache_bytes"] for a, b in zip(d["caches"], d["caches"][1:])), d
+' <"$work/plan.json"
+for ram in 1G "1G -c 4096"; do
+    # shellcheck disable=SC2086
+    env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram $ram --json >"$work/ram.json" 2>/dev/null
+    check "a plan for --ram $ram stays within" python3 -c 'import json,sys; assert json.load(sys.stdin)["memory"]["total_bytes"] <= 1 << 30' <"$work/ram.json"
+done
+"$sluice" plan "$model" "${planned[@]}" | sed -n 's/^run it: sluice/exec "$0"/p' >"$work/planned.sh"
+check "the command runs" bash -c "$(cat "$work/planned.sh")" "$sluice"
+: >"$SLUICE_CACHE_DIR/file"
+check "without a place for it a run is as always" env SLUICE_CACHE_DIR="$SLUICE_CACHE_DIR/file" "$sluice" run -m "$model" -p "In the" --temp 0 "${planned[@]}"
+check "and says nothing of it" bash -c '! grep -q -e runs.jsonl -e remember "$0"' "$work/out"
+check "a plan, too" env SLUICE_CACHE_DIR="$SLUICE_CACHE_DIR/file" "$sluice" plan "$model" "${planned[@]}"
+export SLUICE_CACHE_DIR=$work/user
 
 # --- checksums
 cp "$model" "$work/sums.gguf"

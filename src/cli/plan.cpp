@@ -1,0 +1,250 @@
+// Owns: `sluice plan`: what a model would take and how fast it would be here, before anything is loaded.
+// Keeps: no expert is read and no weight is loaded; nothing is written but the processor's speed, to the history.
+#include <arg.h>
+#include <common.h>
+#include <log.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+
+#include "backend/options.h"
+#include "base/bytes.h"
+#include "cache/budget.h"
+#include "cli/commands.h"
+#include "cli/plan_subject.h"
+#include "engine/compute_speed.h"
+#include "engine/context_memory.h"
+#include "engine/generate.h"
+#include "machine/facts.h"
+#include "machine/memory_room.h"
+#include "plan/report.h"
+
+extern char** environ;
+
+namespace sluice::cli {
+namespace {
+
+constexpr uint64_t kUsualTokens = 256;
+constexpr uint64_t kDay = 86'400;
+constexpr double kBusy = 0.75;  // of the cores, in the last minute
+constexpr Nanos kForEachType = 150'000'000;
+
+struct Asked {
+    bool json = false;
+    std::optional<uint64_t> ram;  // for the whole process
+    Config config;
+    std::vector<std::string> rest;  // for llama.cpp
+};
+
+// Takes the model's bare name and our own flags out; the rest is as for sluice run.
+Result<Asked> parse(std::vector<std::string> arguments) {
+    Asked asked;
+    if (Status s = backend::read_environment(asked.config, environ, backend::Place::run); !s.ok()) return s;
+    if (Status s = backend::take_options(asked.config, arguments, backend::Place::run); !s.ok()) return s;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        std::string& a = arguments[i];
+        const bool more = i + 1 < arguments.size();
+        if (a == "--json") {
+            asked.json = true;
+        } else if (a == "--ram" && more) {
+            const std::string text = arguments[++i];
+            if (text == "auto") continue;
+            asked.ram = parse_bytes(text, MiB);
+            if (!asked.ram || *asked.ram == 0)
+                return error(Code::invalid_argument, "--ram: \"{}\" is not a size: auto, or as in 8G", text);
+        } else if (a == "--ram") {
+            return error(Code::invalid_argument, "--ram needs a value: N|auto");
+        } else if (i == 0 && !a.starts_with('-')) {
+            asked.rest.insert(asked.rest.end(), {"-m", a});
+        } else {
+            asked.rest.push_back(a);
+        }
+    }
+    if (asked.ram && asked.config.cache_bytes) {
+        return error(Code::invalid_argument,
+                     "--ram is for everything and --cache-mb for experts: one of them is enough");
+    }
+    if (!names_model(asked.rest)) return error(Code::invalid_argument, "which model? sluice plan MODEL");
+    return asked;
+}
+
+// The speeds of a day ago are good enough; others are measured, and remembered for the next time.
+std::optional<plan::Speeds> speeds_for(const PlanSubject& subject, unsigned threads, bool repack,
+                                       const plan::History& history, std::vector<std::string>& notes) {
+    const plan::Speeds* known = plan::find_speeds(history, subject.work, subject.machine, threads);
+    if (known != nullptr && known->at >= time_text(kDay)) return *known;
+    if (plan::computed_before(history, subject.digest, subject.machine, threads)) return std::nullopt;
+    const machine::Facts facts = machine::read_facts();
+    if (facts.load && *facts.load > kBusy * static_cast<double>(facts.cores_allowed.value_or(1))) {
+        notes.push_back(
+            "Other programs keep this machine busy, so its processor and what was measured of it look slower than "
+            "they are.");
+    }
+    auto measured = engine::measure_speeds(subject.work, threads, repack, subject.machine, kForEachType);
+    if (!measured.ok()) {
+        notes.push_back("The processor could not be measured: " + measured.status().message() + ".");
+        return std::nullopt;
+    }
+    measured->at = time_text();
+    const auto path = plan::history_path();
+    const auto line = plan::line_of(*measured);
+    if (path.ok() && line.ok()) (void)plan::append_line(*path, *line);
+    return std::move(*measured);
+}
+
+// Sizes to compare: a part of what all experts take, each with at least one.
+std::vector<uint64_t> other_caches(const plan::Report& r) {
+    std::vector<uint64_t> sizes{r.cache};
+    for (const double part : {0.1, 0.25, 0.5, 0.75, 1.0}) {
+        const auto size = std::max(r.least_cache, static_cast<uint64_t>(part * static_cast<double>(r.full_cache)));
+        const bool near = std::any_of(sizes.begin(), sizes.end(), [&](uint64_t s) {
+            return static_cast<double>(s) < 1.1 * static_cast<double>(size) &&
+                   static_cast<double>(size) < 1.1 * static_cast<double>(s);
+        });
+        if (!near) sizes.push_back(part == 1.0 ? r.full_cache : size);
+    }
+    std::sort(sizes.begin(), sizes.end());
+    return sizes;
+}
+
+std::string command_for(const Asked& asked, const plan::Report& r, bool all_fit) {
+    std::string out = "sluice run";
+    std::vector<std::string> words = asked.rest;
+    const auto has = [&](std::initializer_list<std::string_view> flags) {
+        return std::any_of(words.begin(), words.end(), [&](const std::string& w) {
+            return std::find(flags.begin(), flags.end(), w) != flags.end();
+        });
+    };
+    const bool prompt = has({"-p", "--prompt", "-f", "--file"});
+    if (!has({"-t", "--threads"})) words.insert(words.end(), {"-t", fmt::format("{}", r.setting.threads)});
+    for (const std::string& w : words) out += " " + plan::quoted_for_shell(w);
+    const uint64_t mib = all_fit ? (r.cache + MiB - 1) / MiB : r.cache / MiB;
+    out += mib > 0 ? fmt::format(" --cache-mb {}", mib) : fmt::format(" --cache-mb {}K", (r.cache + KiB - 1) / KiB);
+    return prompt ? out : out + " -p 'your prompt'";
+}
+
+// How much the cache gets, and why.
+Status choose_cache(plan::Report& r, const Asked& asked) {
+    machine::MemoryRoom room = machine::read_memory_room("");
+    r.free = room.free();
+    r.ram = asked.ram;
+    if (asked.config.cache_bytes) {
+        r.cache = std::min(*asked.config.cache_bytes, r.full_cache);
+        r.cache_why = *asked.config.cache_bytes >= r.full_cache ? "all experts fit" : "as told";
+    } else if (asked.ram) {
+        const auto left = cache::room_for_experts(r.need, *asked.ram, r.least_cache, r.full_cache);
+        if (!left.ok()) return left.status();
+        r.cache = *left;
+        r.cache_why = r.cache == r.full_cache ? "all experts fit" : "what the rest leaves of --ram";
+    } else {
+        const uint64_t rest = r.need.total();
+        if (r.free && (*r.free < rest || *r.free - rest < r.least_cache)) {
+            return error(Code::no_memory,
+                         "{} are free now, which is too little: {} = {}, and the cache needs at least {}; a shorter "
+                         "context (-c) or smaller batches (-ub) take less",
+                         human_bytes(*r.free), r.need.text(), human_bytes(rest), human_bytes(r.least_cache));
+        }
+        // What is free once all else is there.
+        if (room.available) *room.available -= std::min(*room.available, rest);
+        if (room.cgroup_limit) room.cgroup_used = room.cgroup_used.value_or(0) + rest;
+        const cache::AutoBudget chosen = cache::choose_budget(room, r.least_cache, r.full_cache);
+        r.cache = chosen.bytes;
+        r.cache_why = chosen.why;
+    }
+    if (r.free && r.together() > *r.free) {
+        r.notes.push_back(
+            fmt::format("All of it is {}, and only {} are free now. What is over would be swapped, or the kernel would "
+                        "end the program.",
+                        human_bytes(r.together()), human_bytes(*r.free)));
+    }
+    return {};
+}
+
+int plan_with(Asked& asked) {
+    common_params params;
+    common_init();
+    params.verbosity = 1;
+    std::string program = "sluice plan";
+    std::vector<std::string> arguments = asked.rest;
+    std::vector<char*> argv = argv_of(program, arguments);
+    if (!common_params_parse(static_cast<int>(argv.size()) - 1, argv.data(), params, LLAMA_EXAMPLE_COMPLETION))
+        return kUsage;
+    choose_context(asked.rest, params);
+
+    const auto subject = PlanSubject::open(params.model.path, asked.config);
+    if (!subject.ok()) return fail(subject.status(), kFailed);
+    if (Status s = engine::check_model(subject->path); !s.ok()) return fail(s, kFailed);
+    params.model.path = subject->path;
+    const auto context = engine::context_memory(params);
+    if (!context.ok()) return fail(context.status(), kFailed);
+
+    plan::Report r;
+    r.path = subject->path;
+    r.files = subject->files;
+    r.read_from = subject->read_from;
+    r.architecture = subject->geometry.architecture;
+    r.expert_layers = static_cast<uint32_t>(subject->geometry.sets.size());
+    for (const model::ExpertSet& s : subject->geometry.sets) r.n_expert = std::max(r.n_expert, s.n_expert);
+    r.n_used = subject->geometry.n_expert_used;
+    r.work = subject->work;
+    r.records = subject->geometry.n_records();
+    r.least_cache = cache::minimum_budget(subject->shapes);
+    r.full_cache = cache::full_budget(subject->shapes);
+    r.n_ctx = static_cast<uint32_t>(std::max(0, params.n_ctx));
+    // Reads of what is converted go through buffers of their own.
+    uint64_t largest = 0;
+    for (const auto& [type, matrix] : r.work.expert_matrices) largest = std::max(largest, matrix.bytes);
+    const uint64_t staging = params.no_extra_bufts ? 0 : largest * asked.config.io_threads;
+    r.need = {.dense = subject->geometry.dense_bytes,
+              .context = context->context,
+              .compute = context->compute,
+              .program = cache::program_need(subject->header_bytes, staging)};
+    if (Status s = choose_cache(r, asked); !s.ok()) return fail(s, kFailed);
+    const auto layout = subject->layout(r.cache);
+    if (!layout.ok()) return fail(layout.status(), kFailed);
+    for (const cache::SizeClass& c : layout->classes) r.slots += c.n_slots;
+
+    const auto threads = static_cast<unsigned>(std::max(1, params.cpuparams.n_threads));
+    r.setting = {.threads = threads,
+                 .lanes = asked.config.io_threads,
+                 .tokens = params.n_predict > 0 ? static_cast<uint64_t>(params.n_predict) : kUsualTokens,
+                 .policy = policy_name(asked.config)};
+    const auto path = plan::history_path();
+    const plan::History history = path.ok() ? plan::read_history(*path) : plan::History();
+    const auto speeds = speeds_for(*subject, threads, !params.no_extra_bufts, history, r.notes);
+    const plan::Speeds* known = speeds ? &*speeds : nullptr;
+    r.estimate = subject->estimate(*layout, r.setting, history, known);
+    for (const uint64_t size : other_caches(r)) {
+        const auto other = subject->layout(size);
+        if (!other.ok()) continue;
+        plan::Report::Other o{.cache = size, .slots = 0, .estimate = {}, .fits = true};
+        for (const cache::SizeClass& c : other->classes) o.slots += c.n_slots;
+        o.estimate = subject->estimate(*other, r.setting, history, known);
+        o.fits = !r.free || r.need.total() + size <= *r.free;
+        r.others.push_back(std::move(o));
+    }
+    for (const plan::PastRun& p : history.runs) {
+        if (p.model == subject->digest && p.machine == subject->machine) r.runs.push_back(p);
+    }
+    if (subject->verdict) {
+        r.drive_made = subject->verdict->made;
+    } else {
+        r.notes.push_back(fmt::format("{}. Until then nothing is known of it but from runs.", subject->no_verdict));
+    }
+    r.command = command_for(asked, r, r.slots == r.records);
+    std::fputs((asked.json ? plan::json_of(r) : plan::text_of(r)).c_str(), stdout);
+    return kOk;
+}
+
+}  // namespace
+
+int plan_command(std::vector<std::string> arguments) {
+    if (asks_help(arguments)) return print_help(help_text(*find_command("plan")));
+    auto asked = parse(std::move(arguments));
+    if (!asked.ok()) return fail(asked.status(), kUsage);
+    return plan_with(*asked);
+}
+
+}  // namespace sluice::cli
