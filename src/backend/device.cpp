@@ -537,8 +537,10 @@ ggml_backend_buffer_type_t inner_buffer_type(ggml_backend_dev_t) {
     return ggml_backend_dev_buffer_type(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
 }
 
+// What our CPU backend can read, repacked weights among it.
 bool device_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
-    return type == buffer_type() || ggml_backend_buft_is_host(type);
+    return type == buffer_type() ||
+           ggml_backend_dev_supports_buft(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), type);
 }
 
 // Asked by the loader, weight by weight, whether it may live in our buffer.
@@ -558,8 +560,17 @@ bool outer_supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
     return false;
 }
 
+// Weights in host memory may be for a GPU to take, batch by batch, as llama.cpp decides.
+bool has_gpu() {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        const auto type = ggml_backend_dev_type(ggml_backend_dev_get(i));
+        if (type != GGML_BACKEND_DEVICE_TYPE_CPU && type != GGML_BACKEND_DEVICE_TYPE_ACCEL) return true;
+    }
+    return false;
+}
+
 bool inner_supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
-    return is_ours(op, on_us);
+    return is_ours(op, on_us, !has_gpu());
 }
 
 ggml_backend_device_i device_interface(bool outer) {

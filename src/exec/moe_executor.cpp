@@ -23,6 +23,8 @@ constexpr uint64_t kMaxWindowWork = 64 * MiB;
 // Rows gathered for computing experts one by one: enough to keep launches rare, small enough to stay in cache and
 // budget.
 constexpr size_t kGatherBytes = 4 * MiB;
+// What may be computed early, in memory of our own: any decode and prompts of usual width.
+constexpr size_t kMaxEarlyBytes = 32 * MiB;
 // From this many rows of one expert on, ggml's IQ kernels use other arithmetic, but only over contiguous weights.
 constexpr int32_t kPanelRows = 8;
 
@@ -72,6 +74,8 @@ ggml_status MoeExecutor::compute(ggml_cgraph* graph, trace::Pass& pass) {
     last_error_ = Status();
     pass_ = &pass;
     last_block_ = false;
+    early_nodes_.clear();
+    early_placed_ = 0;
     const trace::During managing(pass.ledger, trace::Part::manage);
     ggml_status status = run(graph);
     if (status == GGML_STATUS_SUCCESS) status = flush();
@@ -91,6 +95,9 @@ ggml_status MoeExecutor::run(ggml_cgraph* graph) {
         ggml_status status = GGML_STATUS_SUCCESS;
         if (weight != nullptr && wanted) {
             status = mul_mat_id(graph, i, *weight);
+        } else if (is_early(i)) {
+            status = make_room(1);
+            if (status == GGML_STATUS_SUCCESS) place_early();
         } else {
             if (pass_->wants.routes && wanted) note_weights(node);
             status = make_room(1);
@@ -99,6 +106,62 @@ ggml_status MoeExecutor::run(ggml_cgraph* graph) {
         if (status != GGML_STATUS_SUCCESS) return status;
     }
     return GGML_STATUS_SUCCESS;
+}
+
+// ---- what needs no expert, computed while experts are read
+
+// Computes these nodes in memory of our own; nothing else is appended, and what comes before them is computed.
+ggml_status MoeExecutor::compute_early() {
+    if (early_nodes_.nodes.empty()) return GGML_STATUS_SUCCESS;
+    if (early_scratch_.size() < early_nodes_.bytes) early_scratch_.resize(early_nodes_.bytes);
+    for (size_t i = 0; i < early_nodes_.nodes.size(); ++i) {
+        const ggml_tensor* node = early_nodes_.nodes[i];
+        ggml_tensor* out = new_tensor();
+        *out = *node;
+        out->data = early_scratch_.data() + early_nodes_.begin[i];
+        for (ggml_tensor*& src : out->src) {
+            const int made = src != nullptr ? early_nodes_.source(src) : -1;
+            if (made < 0) continue;
+            const auto from = static_cast<size_t>(made);
+            ggml_tensor* shown = new_tensor();
+            *shown = *src;
+            shown->op = GGML_OP_NONE;
+            shown->view_src = nullptr;
+            shown->data =
+                early_scratch_.data() + early_nodes_.begin[from] +
+                (static_cast<const char*>(src->data) - static_cast<const char*>(early_nodes_.nodes[from]->data));
+            src = shown;
+        }
+        append(out);
+    }
+    return flush();
+}
+
+// Whether the graph's node `at` is the next of those that were computed early.
+bool MoeExecutor::is_early(int at) {
+    while (early_placed_ < early_nodes_.at.size() && early_nodes_.at[early_placed_] < at) ++early_placed_;
+    return early_placed_ < early_nodes_.at.size() && early_nodes_.at[early_placed_] == at;
+}
+
+// Puts its numbers where they belong, now that its turn has come: nodes before it may have used that memory.
+void MoeExecutor::place_early() {
+    ggml_tensor* node = early_nodes_.nodes[early_placed_];
+    std::byte* numbers = early_scratch_.data() + early_nodes_.begin[early_placed_++];
+    if (!graph_has_work_) {
+        std::memcpy(node->data, numbers, ggml_nbytes(node));
+        return;
+    }
+    ggml_tensor* from = new_tensor();
+    *from = *node;
+    from->op = GGML_OP_NONE;
+    from->data = numbers;
+    ggml_tensor* copy = new_tensor();
+    *copy = *node;
+    copy->op = GGML_OP_DUP;
+    std::fill(std::begin(copy->src), std::end(copy->src), nullptr);
+    std::fill(std::begin(copy->op_params), std::end(copy->op_params), 0);
+    copy->src[0] = from;
+    append(copy);
 }
 
 ggml_status MoeExecutor::fail(Status status) {
@@ -434,12 +497,16 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
         return loaded.ok() ? append_resident(node, weight) : fail(std::move(loaded));
     }
     batch_.emplace();
+    find_early_nodes(graph, at, weight_of_, early_nodes_);
+    if (early_nodes_.bytes > kMaxEarlyBytes || early_nodes_.nodes.size() > kMaxNodes) early_nodes_.clear();
+    early_placed_ = 0;
     block_.nodes.clear();
     if (ids->ne[1] == 1) find_rank_block(graph, at, weight_of_, block_);
     if (block_.nodes.size() * static_cast<size_t>(ids->ne[0]) > kMaxNodes) block_.nodes.clear();
     if (block_.empty()) {
         ask_for_all(weight);
-        return compute_held(node, weight);
+        status = compute_early();
+        return status == GGML_STATUS_SUCCESS ? compute_held(node, weight) : status;
     }
     if (pass_->wants.routes)
         std::for_each(block_.nodes.begin(), block_.nodes.end(), [this](auto* n) { note_weights(n); });
@@ -527,6 +594,8 @@ ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
     }
     parts_.push_back({rank_record_.back(), late});
     fetcher.request(*batch_, parts_, pass_);
+    if (const ggml_status status = compute_early(); status != GGML_STATUS_SUCCESS) return status;
+    fetcher.look(pass_);
 
     size_t bytes = 0;
     rank_begin_.clear();

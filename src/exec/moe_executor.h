@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "exec/early_nodes.h"
 #include "exec/model_runtime.h"
 #include "exec/rank_block.h"
 
@@ -64,6 +65,9 @@ class MoeExecutor {
     Status route(const ggml_tensor* ids, uint32_t n_expert);
     ggml_status append_resident(ggml_tensor* node, const WeightRef& weight);
     ggml_status compute_held(ggml_tensor* node, const WeightRef& weight);
+    ggml_status compute_early();
+    bool is_early(int at);
+    void place_early();
     void ask_for_all(const WeightRef& weight);
     ggml_status run_as_they_come(ggml_tensor* node, const WeightRef& weight);
     ggml_status run_ranks(const WeightRef& weight);
@@ -140,6 +144,11 @@ class MoeExecutor {
     std::deque<std::vector<std::byte>> bytes_;
     size_t bytes_used_ = 0;
     std::vector<std::byte> scratch_;
+
+    // What was computed while the block's experts were being read, and how many of these lie where they belong.
+    EarlyNodes early_nodes_;
+    size_t early_placed_ = 0;
+    std::vector<std::byte> early_scratch_;
 
     // A block whose ranks are computed as their experts come. Rows of its nodes lie in memory of its own, because the
     // graph's may be shared by nodes that stock computes one after the other.

@@ -17,14 +17,19 @@ int64_t major_faults() {
     return getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_majflt : 0;
 }
 
-// Which part a node outside the expert blocks belongs to, by the names that llama.cpp gives nodes and weights.
-trace::Part part_of(const ggml_tensor* node) {
+bool is_of_shared(const ggml_tensor* t) {
+    return t != nullptr && std::string_view(t->name).find("shexp") != std::string_view::npos;
+}
+
+// Which part a node belongs to, by the names that llama.cpp gives nodes and weights: its own, its sources', and those
+// of the weights of products that it uses. `routed`: of a graph with experts of ours.
+trace::Part part_of(const ggml_tensor* node, bool routed) {
     const std::string_view name = node->name;
-    if (name.find("shexp") != std::string_view::npos) return trace::Part::shared;
+    if (is_of_shared(node)) return trace::Part::shared;
     for (const ggml_tensor* src : node->src) {
-        if (src != nullptr && std::string_view(src->name).find("shexp") != std::string_view::npos)
-            return trace::Part::shared;
+        if (is_of_shared(src) || (src != nullptr && is_of_shared(src->src[0]))) return trace::Part::shared;
     }
+    if (routed) return trace::Part::routed;
     return name.starts_with("ffn_moe_") ? trace::Part::router : trace::Part::dense;
 }
 
@@ -67,7 +72,7 @@ ggml_status compute_traced(ggml_backend_t backend, GraphCompute compute, ggml_cg
         } while (!single && next_layer == layer);
         if (!work) continue;
 
-        const trace::MaybeDuring part(routed ? nullptr : &pass.ledger, part_of(first));
+        const trace::During part(pass.ledger, part_of(first, routed));
         const int64_t faults = major_faults();
         const Nanos begin = pass.ledger.clock().now();
         const ggml_status status = compute(backend, piece);

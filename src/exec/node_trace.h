@@ -12,8 +12,9 @@ namespace sluice::exec {
 using GraphCompute = ggml_status (*)(ggml_backend_t backend, ggml_cgraph* graph);
 
 // Node by node if the pass wants nodes, else in runs of nodes that belong to one layer. Each piece becomes an event of
-// the pass. `routed`: the nodes are those of expert blocks; otherwise the pass's ledger tells router and shared experts
-// from the rest. `layer`: of nodes before the first whose name has one; updated to that of the last.
+// the pass. `routed`: the graph is one that Sluice computes. If the pass's ledger watches these parts, it tells shared
+// experts, and elsewhere the router, from the rest. `layer`: of nodes before the first whose name has one; updated to
+// that of the last.
 ggml_status compute_traced(ggml_backend_t backend, GraphCompute compute, ggml_cgraph* graph, trace::Pass& pass,
                            bool routed, int32_t& layer);
 

@@ -21,7 +21,7 @@ namespace sluice::trace {
 // Where the wall time of a row can have gone. Exactly one part is running at any moment.
 enum class Part : uint8_t {
     overhead,    // none of the others: llama.cpp's scheduler, graph building, copies
-    dense,       // graph outside the expert blocks; with router and shared experts unless those are measured apart
+    dense,       // graph outside the expert blocks; with the router unless that is measured apart
     router,      // choosing experts (only where nodes are traced)
     shared,      // shared experts (only where nodes are traced)
     routed,      // the chosen experts' arithmetic

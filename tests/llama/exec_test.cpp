@@ -24,12 +24,15 @@ struct Shape {
     bool biased = false;
     int64_t tokens = 1;
     uint32_t align = 512;  // of the device; 1: experts lie equally deep in their slots
+    bool router = false;   // the choice is part of the graph
+    bool shared = false;   // an expert for every token, with a gate, comes after the chosen ones
 };
 
 // The tensors and the graph of one block, and the memory that they live in.
 struct Block {
     ggml_context* context = nullptr;
-    ggml_tensor *x = nullptr, *ids = nullptr, *weights = nullptr, *bias = nullptr;
+    ggml_tensor *x = nullptr, *ids = nullptr, *weights = nullptr;
+    std::vector<ggml_tensor*> dense;    // leaves that are filled like x
     std::vector<ggml_tensor*> experts;  // by component
     ggml_tensor* out = nullptr;
     ggml_cgraph* graph = nullptr;
@@ -39,9 +42,21 @@ struct Block {
     explicit Block(const Shape& s) {
         context = ggml_init({ggml_tensor_overhead() * 256 + ggml_graph_overhead(), nullptr, true});
         x = input(ggml_new_tensor_3d(context, GGML_TYPE_F32, kEmbd, 1, s.tokens));
-        ids = input(ggml_new_tensor_2d(context, GGML_TYPE_I32, kTopK, s.tokens));
-        weights = input(ggml_new_tensor_3d(context, GGML_TYPE_F32, 1, kTopK, s.tokens));
-        bias = input(ggml_new_tensor_2d(context, GGML_TYPE_F32, kFf * (s.fused ? 2 : 1), kExperts));
+        dense.push_back(x);
+        graph = ggml_new_graph(context);
+        ggml_tensor* row = ggml_reshape_2d(context, x, kEmbd, s.tokens);
+        if (s.router) {
+            ggml_tensor* logits = ggml_mul_mat(context, matrix(GGML_TYPE_F32, kEmbd, kExperts), row);
+            ggml_tensor* probs = ggml_soft_max(context, logits);
+            ids = ggml_argsort_top_k(context, probs, kTopK);
+            weights = ggml_get_rows(context, ggml_reshape_3d(context, probs, 1, kExperts, s.tokens), ids);
+            ggml_build_forward_expand(graph, weights);
+        } else {
+            ids = input(ggml_new_tensor_2d(context, GGML_TYPE_I32, kTopK, s.tokens));
+            weights = input(ggml_new_tensor_3d(context, GGML_TYPE_F32, 1, kTopK, s.tokens));
+            dense.push_back(weights);
+        }
+        ggml_tensor* bias = s.biased ? matrix(GGML_TYPE_F32, kFf * (s.fused ? 2 : 1), kExperts) : nullptr;
         ggml_tensor *up = nullptr, *gate = nullptr;
         if (s.fused) {
             expert_tensor(s.type, kEmbd, 2 * kFf);
@@ -65,8 +80,14 @@ struct Block {
                                              static_cast<size_t>(k) * weighted->nb[1]);
             out = k == 0 ? rank : ggml_add(context, out, rank);
         }
-        graph = ggml_new_graph(context);
         ggml_build_forward_expand(graph, out);
+        if (s.shared) {
+            ggml_tensor* wide = ggml_mul_mat(context, matrix(s.type, kEmbd, 2 * kFf), row);
+            ggml_tensor* common = ggml_mul_mat(context, matrix(s.type, kFf, kEmbd), ggml_swiglu(context, wide));
+            ggml_tensor* open = ggml_sigmoid(context, ggml_mul_mat(context, matrix(GGML_TYPE_F32, kEmbd, 1), row));
+            out = ggml_add(context, out, ggml_mul(context, common, open));
+            ggml_build_forward_expand(graph, out);
+        }
         allocator = ggml_gallocr_new(ggml_backend_cpu_buffer_type());
     }
     ~Block() {
@@ -80,6 +101,10 @@ struct Block {
         inputs.emplace_back(ggml_nbytes(t));
         t->data = inputs.back().data();
         return t;
+    }
+    ggml_tensor* matrix(ggml_type type, int64_t ne0, int64_t ne1) {
+        dense.push_back(input(ggml_new_tensor_2d(context, type, ne0, ne1)));
+        return dense.back();
     }
     void expert_tensor(ggml_type type, int64_t ne0, int64_t ne1) {
         experts.push_back(input(ggml_new_tensor_3d(context, type, ne0, ne1, kExperts)));
@@ -153,9 +178,9 @@ class ExecutorTest : public ::testing::Test {
             }
         };
         reference_ = std::make_unique<Block>(shape);
-        for (ggml_tensor* t : {reference_->x, reference_->weights, reference_->bias}) fill(t);
+        for (ggml_tensor* t : reference_->dense) fill(t);
         for (ggml_tensor* t : reference_->experts) fill(t);
-        for (int64_t t = 0; t < shape.tokens; ++t) {
+        for (int64_t t = 0; !shape.router && t < shape.tokens; ++t) {
             std::vector<int32_t> all(kExperts);
             for (int32_t e = 0; e < kExperts; ++e) all[static_cast<size_t>(e)] = e;
             std::shuffle(all.begin(), all.end(), random);
@@ -231,10 +256,9 @@ class ExecutorTest : public ::testing::Test {
             block_->experts[c]->extra = &refs_[c];
             std::memset(block_->experts[c]->data, 0xFF, ggml_nbytes(block_->experts[c]));  // not a number, if used
         }
-        for (const auto& [to, from] :
-             {std::pair(block_->x, reference_->x), std::pair(block_->ids, reference_->ids),
-              std::pair(block_->weights, reference_->weights), std::pair(block_->bias, reference_->bias)})
-            std::memcpy(to->data, from->data, ggml_nbytes(from));
+        for (size_t i = 0; i < block_->dense.size(); ++i)
+            std::memcpy(block_->dense[i]->data, reference_->dense[i]->data, ggml_nbytes(block_->dense[i]));
+        if (!shape_.router) std::memcpy(block_->ids->data, reference_->ids->data, ggml_nbytes(block_->ids));
         ASSERT_NO_FATAL_FAILURE(block_->allocate());
     }
 
@@ -273,13 +297,13 @@ TEST_F(ExecutorTest, InWhateverOrderExpertsComeTheGraphEndsAsIfTheyHadBeenThere)
     for (const ggml_type type : {GGML_TYPE_Q8_0, GGML_TYPE_F16}) {
         for (const bool fused : {false, true}) {
             for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{40}})
-                shapes.push_back({type, fused, fused, tokens, tokens == 3 ? 1U : 512U});
+                shapes.push_back({type, fused, fused, tokens, tokens == 3 ? 1U : 512U, fused, true});
         }
     }
     uint64_t seed = 1;
     for (const Shape& shape : shapes) {
         ASSERT_NO_FATAL_FAILURE(start(shape, ++seed));
-        for (const uint32_t wave : {0U, 2U, 4U, 64U}) {
+        for (const uint32_t wave : {1U, 2U, 4U, 64U}) {
             for (const uint32_t slots : {1U, 4U, 7U, 12U}) {
                 io::SimOptions sim;
                 sim.seed = ++seed;

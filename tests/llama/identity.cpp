@@ -3,8 +3,10 @@
 // Keeps: the reference runs in this very process before Sluice is started, so both sides share one binary; a case that
 // did not run counts as a failure.
 //
-// Usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool] [--way WAY]
+// Usage: identity MODEL [--full | --pick K] [--all-modes] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool] [--way
+// WAY]
 //   --full      all of repack x threads x flash attention x cache size
+//   --all-modes each of these in every mode, not in one of them by turns
 //   --pick K    three cases, other ones for each K; fourteen picks in a row are the full set (default 0)
 //   --way W     where experts are read from: sums (the model with checksums), packed (a pack beside it),
 //               reclaimed (a pack, and the model without its experts), gguf (the model, although there is a pack),
@@ -57,7 +59,11 @@ struct Mode {
     bool overlap;
     unsigned wave;
 };
-constexpr Mode kModes[] = {{"as they come", true, 0}, {"in fours", true, 4}, {"no overlap", false, 0}};
+constexpr Mode kModes[] = {{"as they come", true, 1},
+                           {"in twos", true, 2},
+                           {"in fours", true, 4},
+                           {"all at once", true, 64},
+                           {"no overlap", false, 0}};
 
 // A copy of the model in a directory of its own, which disappears with this.
 class Copied {
@@ -131,7 +137,7 @@ struct Case {
     Mode mode;
 };
 
-// All logits that a caller could see, and the state of the sequence at the end.
+// All logits that a caller could see, and the state of every sequence at the end.
 struct Outcome {
     bool ok = false;
     std::vector<float> logits;
@@ -214,9 +220,15 @@ Outcome run(const char* path, const Flags& flags, const Workload& work) {
         for (int s = 0; s < work.n_seq; ++s) next[static_cast<size_t>(s)] = best(static_cast<size_t>(work.n_seq - s));
     }
     if (ok) {
-        out.state.resize(llama_state_seq_get_size(ctx, 0));
-        out.state.resize(llama_state_seq_get_data(ctx, out.state.data(), out.state.size(), 0));
-        out.ok = true;
+        for (int s = 0; s < work.n_seq; ++s) {
+            const size_t before = out.state.size();
+            out.state.resize(before + llama_state_seq_get_size(ctx, s));
+            const size_t written =
+                llama_state_seq_get_data(ctx, out.state.data() + before, out.state.size() - before, s);
+            ok = ok && written > 0;
+            out.state.resize(before + written);
+        }
+        out.ok = ok;
     }
     llama_batch_free(batch);
     llama_free(ctx);
@@ -247,12 +259,14 @@ std::vector<Budget> budgets(const sluice::model::Geometry& g) {
 int main(int argc, char** argv) {
     if (argc < 2) {
         std::fprintf(stderr,
-                     "usage: identity MODEL [--full | --pick K] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool] "
+                     "usage: identity MODEL [--full | --pick K] [--all-modes] [--n-prompt N] [--n-decode N] [--n-seq "
+                     "N] [--no-pool] "
                      "[--way W]\n");
         return 2;
     }
     const char* path = argv[1];
     bool full = false;
+    bool all_modes = false;
     int pick = 0;
     std::string way;
     Workload work;
@@ -260,6 +274,10 @@ int main(int argc, char** argv) {
         const std::string a = argv[i];
         if (a == "--full") {
             full = true;
+            continue;
+        }
+        if (a == "--all-modes") {
+            all_modes = true;
             continue;
         }
         if (a == "--no-pool") {
@@ -300,16 +318,19 @@ int main(int argc, char** argv) {
         nullptr);
     llama_backend_init();
 
-    // Which (flags, cache size, mode) run. The numbers of flags, sizes and modes have no common factor, so fourteen
-    // picks in a row meet all pairs of any two of them; each pick meets every mode.
+    // Which (flags, cache size, mode) run. The numbers of flags and sizes have no common factor, so fourteen picks in a
+    // row meet all pairs of these two; the mode moves on by one against the sizes with every round of them.
     constexpr int kPerPick = 3;
     const std::vector<Budget> sizes = budgets(*geometry);
     std::vector<Case> cases;
     const int n_sizes = static_cast<int>(sizes.size());
     for (int n = full ? 0 : pick * kPerPick; n < (full ? 8 * n_sizes : (pick + 1) * kPerPick); ++n) {
         const Flags flags{.repack = (n & 1) != 0, .threads = (n & 2) != 0 ? 2 : 1, .flash = (n & 4) != 0};
-        cases.push_back(
-            {flags, sizes[static_cast<size_t>(n % n_sizes)], kModes[static_cast<size_t>(n) % std::size(kModes)]});
+        const Budget& size = sizes[static_cast<size_t>(n % n_sizes)];
+        const auto turn = static_cast<size_t>(n + n / n_sizes) % std::size(kModes);
+        for (size_t m = 0; m < std::size(kModes); ++m) {
+            if (all_modes || m == turn) cases.push_back({flags, size, kModes[m]});
+        }
     }
 
     std::map<Flags, Outcome> stock;
