@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/status.h"
 #include "sched/fetcher.h"
 #include "store/record_store.h"
@@ -35,8 +36,11 @@ struct ModelRuntime {
     std::vector<std::vector<bool>> same_delta;   // [set][component]: all experts sit equally deep in their slots
     bool overlap = true;                         // compute with what is there while the rest is read
     uint32_t wave = 0;                           // experts per launch while others are read, at least; 0: as they come
-    trace::Counters counters;                    // guarded by mutex
-    int32_t number = -1;                         // of the model in the run record; -1: there is none
+    // How much of a block may be computed in memory of our own, and so in another order than the graph's: any decode,
+    // and batches of some hundred rows. What is more is computed node by node.
+    size_t own_bytes = 32 * MiB;
+    trace::Counters counters;  // guarded by mutex
+    int32_t number = -1;       // of the model in the run record; -1: there is none
 };
 
 // What an expert tensor of the graph refers to (ggml_tensor::extra of the weight points here).

@@ -23,8 +23,9 @@ constexpr uint64_t kMaxWindowWork = 64 * MiB;
 // Rows gathered for computing experts one by one: enough to keep launches rare, small enough to stay in cache and
 // budget.
 constexpr size_t kGatherBytes = 4 * MiB;
-// What may be computed early, in memory of our own: any decode and prompts of usual width.
-constexpr size_t kMaxEarlyBytes = 32 * MiB;
+// Rows computed in one launch while reads are on their way, in bytes of their results: it is we who give the device
+// more.
+constexpr size_t kLaunchBytes = 2 * MiB;
 // From this many rows of one expert on, ggml's IQ kernels use other arithmetic, but only over contiguous weights.
 constexpr int32_t kPanelRows = 8;
 
@@ -54,6 +55,20 @@ int32_t id_at(const ggml_tensor* ids, int64_t k, int64_t t) {
     return id;
 }
 
+// Makes it `n` rows, as far apart as they are.
+void set_rows(ggml_tensor& t, int64_t n) {
+    t.ne[1] = n;
+    t.ne[2] = t.ne[3] = 1;
+    t.nb[2] = t.nb[3] = t.nb[1] * static_cast<size_t>(n);
+}
+
+// Rows of one tensor each, instead of rows of one.
+void stand_apart(ggml_tensor& t) {
+    t.ne[2] = std::exchange(t.ne[1], 1);
+    t.nb[2] = t.nb[1];
+    t.nb[3] = t.nb[1] * static_cast<size_t>(t.ne[2]);
+}
+
 char* row_at(const ggml_tensor* t, int64_t i1, int64_t i2) {
     return static_cast<char*>(t->data) + i1 * static_cast<int64_t>(t->nb[1]) + i2 * static_cast<int64_t>(t->nb[2]);
 }
@@ -80,6 +95,7 @@ ggml_status MoeExecutor::compute(ggml_cgraph* graph, trace::Pass& pass) {
     ggml_status status = run(graph);
     if (status == GGML_STATUS_SUCCESS) status = flush();
     if (last_block_) pass.stage = trace::Pass::Stage::after_last_block;
+    earlier_set_ = set_;
     ggml_graph_clear(graph_);
     graph_has_work_ = false;
     let_go();
@@ -122,14 +138,11 @@ ggml_status MoeExecutor::compute_early() {
         for (ggml_tensor*& src : out->src) {
             const int made = src != nullptr ? early_nodes_.source(src) : -1;
             if (made < 0) continue;
-            const auto from = static_cast<size_t>(made);
             ggml_tensor* shown = new_tensor();
             *shown = *src;
             shown->op = GGML_OP_NONE;
             shown->view_src = nullptr;
-            shown->data =
-                early_scratch_.data() + early_nodes_.begin[from] +
-                (static_cast<const char*>(src->data) - static_cast<const char*>(early_nodes_.nodes[from]->data));
+            shown->data = early_memory(src, static_cast<size_t>(made));
             src = shown;
         }
         append(out);
@@ -137,9 +150,20 @@ ggml_status MoeExecutor::compute_early() {
     return flush();
 }
 
+// Where the numbers are that `t` shows, a view of the early node `made` or that node itself.
+std::byte* MoeExecutor::early_memory(const ggml_tensor* t, size_t made) {
+    return early_scratch_.data() + early_nodes_.begin[made] +
+           (static_cast<const char*>(t->data) - static_cast<const char*>(early_nodes_.nodes[made]->data));
+}
+
+// Whether the next node that was computed early comes before the graph's node `at`.
+bool MoeExecutor::is_early_before(int at) const {
+    return early_placed_ < early_nodes_.at.size() && early_nodes_.at[early_placed_] < at;
+}
+
 // Whether the graph's node `at` is the next of those that were computed early.
-bool MoeExecutor::is_early(int at) {
-    while (early_placed_ < early_nodes_.at.size() && early_nodes_.at[early_placed_] < at) ++early_placed_;
+bool MoeExecutor::is_early(int at) const {
+    assert(!is_early_before(at));
     return early_placed_ < early_nodes_.at.size() && early_nodes_.at[early_placed_] == at;
 }
 
@@ -462,6 +486,14 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
         if (!made.ok()) return fail(made.status());
         runtime.fetcher = std::move(*made);
     }
+    if (weight.set == earlier_set_ && !told_of_parts_) {
+        told_of_parts_ = true;
+        log(LogLevel::debug,
+            "layer {}: its experts come in several graphs, of which this one begins with {}: a pattern that Sluice "
+            "does "
+            "not know, or somebody looks at nodes in between. It is computed part by part, and less is read meanwhile",
+            runtime.store->geometry().sets[weight.set].layer, node->name);
+    }
     set_ = weight.set;
     last_block_ = weight.set + 1 == runtime.store->geometry().sets.size();
     layer_of_set_ = runtime.store->geometry().sets[weight.set].layer;
@@ -498,12 +530,11 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     }
     batch_.emplace();
     find_early_nodes(graph, at, weight_of_, early_nodes_);
-    if (early_nodes_.bytes > kMaxEarlyBytes || early_nodes_.nodes.size() > kMaxNodes) early_nodes_.clear();
+    if (early_nodes_.bytes > runtime.own_bytes || early_nodes_.nodes.size() > kMaxNodes) early_nodes_.clear();
     early_placed_ = 0;
-    block_.nodes.clear();
-    if (ids->ne[1] == 1) find_rank_block(graph, at, weight_of_, block_);
-    if (block_.nodes.size() * static_cast<size_t>(ids->ne[0]) > kMaxNodes) block_.nodes.clear();
-    if (block_.empty()) {
+    find_rank_block(graph, at, weight_of_, early_nodes_, block_);
+    if (block_.empty() || block_.nodes.size() > kMaxNodes ||
+        rows_.size() > runtime.own_bytes / std::max<size_t>(1, block_.row_bytes)) {
         ask_for_all(weight);
         status = compute_early();
         return status == GGML_STATUS_SUCCESS ? compute_held(node, weight) : status;
@@ -565,34 +596,21 @@ ggml_status MoeExecutor::run_as_they_come(ggml_tensor* node, const WeightRef& we
     return GGML_STATUS_SUCCESS;
 }
 
-// ---- one token's ranks, computed as their experts come
+// ---- rows of several experts, computed as these come
 
-// What is there is computed first, while the rest is read; then each rank when its experts' matrices are there.
+// What is there is computed first, while the rest is read; then the rows of each expert when its matrices are there.
 ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
     sched::Fetcher& fetcher = *weight.runtime->fetcher;
-    const store::RecordStore& store = *weight.runtime->store;
-    const ggml_tensor* ids = block_.nodes[0]->src[2];
-    const auto ranks = static_cast<size_t>(block_.ranks);
-
-    order_.clear();
-    rank_record_.clear();
-    for (const bool resident : {true, false}) {
-        for (int32_t k = 0; k < block_.ranks; ++k) {
-            const RecordId r = store.record(weight.set, static_cast<uint32_t>(id_at(ids, k, 0)));
-            if (fetcher.resident(r) != resident) continue;
-            order_.push_back(k);
-            rank_record_.push_back(r);
-        }
-    }
+    const size_t rows = order_rows(weight);
     // The first expert's matrices up to the last product, then the next one's before the first one's last, and so on.
     parts_.clear();
     const auto early = block_.before_last != 0 ? block_.before_last : block_.all;
     const auto late = static_cast<sched::ComponentMask>(~early);
-    for (size_t i = 0; i < ranks; ++i) {
-        parts_.push_back({rank_record_[i], early});
-        if (i > 0) parts_.push_back({rank_record_[i - 1], late});
+    for (size_t i = 0; i < rows; i = end_of_expert(i)) {
+        parts_.push_back({row_record_[i], early});
+        if (i > 0) parts_.push_back({row_record_[i - 1], late});
     }
-    parts_.push_back({rank_record_.back(), late});
+    parts_.push_back({row_record_.back(), late});
     fetcher.request(*batch_, parts_, pass_);
     if (const ggml_status status = compute_early(); status != GGML_STATUS_SUCCESS) return status;
     fetcher.look(pass_);
@@ -601,12 +619,12 @@ ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
     rank_begin_.clear();
     for (const ggml_tensor* node : block_.nodes) {
         rank_begin_.push_back(bytes);
-        bytes = align_up(bytes + ranks * node->nb[1], size_t{64});
+        bytes = align_up(bytes + rows * node->nb[1], size_t{64});
     }
     if (rank_scratch_.size() < bytes) rank_scratch_.resize(bytes);
-    stage_.assign(ranks, block_.last_product == 0 ? 1 : 0);
+    stage_.assign(rows, block_.last_product == 0 ? 1 : 0);
 
-    for (size_t left = ranks; left > 0;) {
+    for (size_t left = rows; left > 0;) {
         const size_t finished = append_ready_ranks(weight);
         if (ggml_graph_n_nodes(graph_) == 0) {
             if (Status s = fetcher.wait_some(*batch_, pass_); !s.ok()) return fail(std::move(s));
@@ -620,36 +638,80 @@ ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
 
     // The graph's memory becomes what it would be had the nodes been computed one after the other.
     for (size_t n = 0; n < block_.nodes.size(); ++n) {
+        while (is_early_before(block_.at[n])) place_early();
         ggml_tensor* node = block_.nodes[n];
-        for (size_t i = 0; i < ranks; ++i) std::memcpy(row_at(node, order_[i], 0), rank_row(n, i), node->nb[1]);
+        for (size_t i = 0; i < rows; ++i)
+            std::memcpy(row_at(node, order_[i].k, order_[i].t), rank_row(n, i), node->nb[1]);
     }
     return GGML_STATUS_SUCCESS;
 }
 
-// Appends what can be computed now; returns how many ranks are done with that.
+// Rows of experts that are there come first, those of one expert lie side by side. Otherwise in the order in which the
+// router chose. Returns how many there are.
+size_t MoeExecutor::order_rows(const WeightRef& weight) {
+    const sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const store::RecordStore& store = *weight.runtime->store;
+    const ggml_tensor* ids = block_.nodes[0]->src[2];
+    order_.clear();
+    row_record_.clear();
+    place_.assign(row_begin_.size() - 1, 0);  // 1: an expert's rows are there already
+    for (const bool resident : {true, false}) {
+        for (int64_t t = 0; t < block_.tokens; ++t) {
+            for (int64_t k = 0; k < block_.ranks; ++k) {
+                const auto e = static_cast<uint32_t>(id_at(ids, k, t));
+                const RecordId r = store.record(weight.set, e);
+                if (place_[e] != 0 || fetcher.resident(r) != resident) continue;
+                place_[e] = 1;
+                order_.insert(order_.end(), rows_.begin() + row_begin_[e], rows_.begin() + row_begin_[e + 1]);
+                row_record_.resize(order_.size(), r);
+            }
+        }
+    }
+    return order_.size();
+}
+
+// One past the last row of the expert whose row is at this place.
+size_t MoeExecutor::end_of_expert(size_t place) const {
+    const RecordId r = row_record_[place];
+    while (place < row_record_.size() && row_record_[place] == r) ++place;
+    return place;
+}
+
+// Appends what can be computed now, or as much of it as is good for one launch; returns how many rows are done with
+// that.
 size_t MoeExecutor::append_ready_ranks(const WeightRef& weight) {
     const sched::Fetcher& fetcher = *weight.runtime->fetcher;
-    const size_t ranks = order_.size();
+    const size_t rows = order_.size();
+    const auto whole = [&](size_t i) { return fetcher.ready(row_record_[i], block_.all); };
     const auto can = [&](size_t i) {
-        return stage_[i] < 2 && fetcher.ready(rank_record_[i], stage_[i] == 0 ? block_.before_last : block_.all);
+        return stage_[i] < 2 && fetcher.ready(row_record_[i], stage_[i] == 0 ? block_.before_last : block_.all);
     };
     size_t able = 0, open = 0;
-    for (size_t i = 0; i < ranks; ++i) {
+    for (size_t i = 0; i < rows; i = end_of_expert(i)) {
         able += can(i) ? 1 : 0;
         open += stage_[i] < 2 ? 1 : 0;
     }
     if (able < std::min<size_t>(std::max(1U, weight.runtime->wave), open)) return 0;
-    size_t finished = 0;
-    for (size_t begin = 0; begin < ranks;) {
+    size_t finished = 0, taken = 0, experts = 0;
+    const size_t most_rows = std::max<size_t>(1, kLaunchBytes / block_.row_bytes);
+    const size_t most_experts = kMaxNodes / block_.nodes.size();
+    const auto has_room = [&](size_t i) {
+        return experts == 0 || (experts < most_experts && taken + end_of_expert(i) - i <= most_rows);
+    };
+    for (size_t begin = 0; begin < rows && has_room(begin);) {
         if (!can(begin)) {
-            ++begin;
+            begin = end_of_expert(begin);
             continue;
         }
         const uint8_t stage = stage_[begin];
-        const auto whole = [&](size_t i) { return fetcher.ready(rank_record_[i], block_.all); };
         const bool to_the_end = stage == 1 || whole(begin);
-        size_t end = begin + 1;
-        while (end < ranks && stage_[end] == stage && can(end) && (stage == 1 || whole(end) == to_the_end)) ++end;
+        size_t end = begin;
+        while (end < rows && stage_[end] == stage && can(end) && (stage == 1 || whole(end) == to_the_end) &&
+               has_room(end)) {
+            taken += end_of_expert(end) - end;
+            ++experts;
+            end = end_of_expert(end);
+        }
         append_ranks(weight, begin, end, stage == 0 ? 0 : block_.last_product,
                      to_the_end ? block_.nodes.size() : block_.last_product);
         std::fill(stage_.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -660,7 +722,7 @@ size_t MoeExecutor::append_ready_ranks(const WeightRef& weight) {
     return finished;
 }
 
-// The block's nodes from `first_node` to before `last_node`, for the ranks at places `begin` to before `end`.
+// The block's nodes from `first_node` to before `last_node`, for the rows at places `begin` to before `end`.
 void MoeExecutor::append_ranks(const WeightRef& weight, size_t begin, size_t end, size_t first_node, size_t last_node) {
     const auto n = static_cast<int64_t>(end - begin);
     for (size_t number = first_node; number < last_node; ++number) {
@@ -672,15 +734,14 @@ void MoeExecutor::append_ranks(const WeightRef& weight, size_t begin, size_t end
         ggml_tensor* out = new_tensor();
         *out = *node;
         out->data = rank_row(number, begin);
-        out->ne[1] = n;
-        out->nb[2] = out->nb[3] = out->nb[1] * static_cast<size_t>(n);
+        set_rows(*out, n);
         for (int s = 0; s < GGML_MAX_SRC; ++s) {
             if (node->src[s] == nullptr) continue;
             if (node->op == GGML_OP_ADD_ID && s == 1) continue;  // the biases of all experts
             if (node->op == GGML_OP_ADD_ID && s == 2) {
                 int32_t* experts = new_ints(end - begin);
                 for (size_t i = begin; i < end; ++i)
-                    experts[i - begin] = static_cast<int32_t>(weight.runtime->store->expert_of(rank_record_[i]));
+                    experts[i - begin] = static_cast<int32_t>(weight.runtime->store->expert_of(row_record_[i]));
                 out->src[s] = ids_of(node->src[s], experts, n, 1);
             } else {
                 out->src[s] = rank_rows(node->src[s], begin, end);
@@ -690,30 +751,38 @@ void MoeExecutor::append_ranks(const WeightRef& weight, size_t begin, size_t end
     }
 }
 
-// A product for some ranks: one launch where their slots lie in one window, else one per rank.
+// A product for the rows of some experts: one launch where their slots lie in one window, else one per expert.
 void MoeExecutor::append_rank_product(ggml_tensor* node, const WeightRef& weight, size_t begin, size_t end,
                                       size_t number) {
     const sched::Fetcher& fetcher = *weight.runtime->fetcher;
-    const Window window = window_over(weight, std::span(rank_record_).subspan(begin, end - begin));
-    const bool together =
-        end - begin > 1 && window.slots <= kMaxWindow && weight.runtime->same_delta[weight.set][weight.component];
-    const size_t step = together ? end - begin : 1;
-    for (size_t i = begin; i < end; i += step) {
-        const auto n = static_cast<int64_t>(step);
-        int32_t* places = new_ints(step);
-        for (size_t j = 0; j < step; ++j)
-            places[j] = together ? static_cast<int32_t>(fetcher.cache().find(rank_record_[i + j]) - window.first) : 0;
+    const Window window = window_over(weight, std::span(row_record_).subspan(begin, end - begin));
+    bool together = end_of_expert(begin) < end && window.slots <= kMaxWindow &&
+                    weight.runtime->same_delta[weight.set][weight.component];
+    for (size_t i = begin; together && has_panel_kernel(node->src[0]->type) && i < end; i = end_of_expert(i))
+        together = end_of_expert(i) - i < static_cast<size_t>(kPanelRows);
+    for (size_t i = begin; i < end;) {
+        const size_t next = together ? end : end_of_expert(i);
+        const auto n = static_cast<int64_t>(next - i);
+        int32_t* places = new_ints(next - i);
+        for (size_t j = i; j < next; ++j)
+            places[j - i] = together ? static_cast<int32_t>(fetcher.cache().find(row_record_[j]) - window.first) : 0;
 
         ggml_tensor* out = new_tensor();
         *out = *node;
         out->data = rank_row(number, i);
-        out->ne[1] = n;
-        out->nb[2] = out->nb[3] = out->nb[1] * step;
+        set_rows(*out, n);
         out->src[0] = together ? weight_view(node->src[0], weight, window.begin, window.slots, window.stride)
-                               : weight_of_one(node->src[0], weight, rank_record_[i]);
-        out->src[1] = rank_rows(node->src[1], i, i + step);
-        out->src[2] = ids_of(node->src[2], places, n, 1);
+                               : weight_of_one(node->src[0], weight, row_record_[i]);
+        out->src[1] = rank_rows(node->src[1], i, next);
+        const bool apart = block_.tokens > 1;
+        out->src[2] = ids_of(node->src[2], places, apart ? 1 : n, apart ? n : 1);
+        if (apart) {
+            // Kernels take it that no token chooses an expert twice: each row is one of a token of its own.
+            stand_apart(*out);
+            stand_apart(*out->src[1]);
+        }
         append(out);
+        i = next;
     }
 }
 
@@ -721,11 +790,15 @@ void MoeExecutor::append_rank_product(ggml_tensor* node, const WeightRef& weight
 ggml_tensor* MoeExecutor::rank_rows(const ggml_tensor* src, size_t begin, size_t end) {
     const size_t n = end - begin;
     const int made = block_.source(src);
-    if (made < 0 && src->ne[1] == 1) return const_cast<ggml_tensor*>(src);
+    const int early = made < 0 ? early_nodes_.source(src) : -1;
+    const bool for_all = made < 0 && src->ne[1] == 1 && src->ne[2] == 1;
+    if (for_all && early < 0) return const_cast<ggml_tensor*>(src);
     ggml_tensor* rows = new_tensor();
     *rows = *src;
     rows->op = GGML_OP_NONE;
     rows->view_src = nullptr;
+    if (early >= 0) rows->data = early_memory(src, static_cast<size_t>(early));
+    if (for_all) return rows;
     if (made >= 0) {
         const ggml_tensor* from = block_.nodes[static_cast<size_t>(made)];
         rows->data = rank_row(static_cast<size_t>(made), begin) +
@@ -733,12 +806,14 @@ ggml_tensor* MoeExecutor::rank_rows(const ggml_tensor* src, size_t begin, size_t
     } else {
         const size_t bytes = static_cast<size_t>(src->ne[0]) * sizeof(float);
         std::byte* copy = new_bytes(n * bytes);
-        for (size_t i = 0; i < n; ++i) std::memcpy(copy + i * bytes, row_at(src, order_[begin + i], 0), bytes);
+        for (size_t i = 0; i < n; ++i) {
+            const Row row = order_[begin + i];
+            std::memcpy(copy + i * bytes, row_at(rows, row.k % src->ne[1], row.t % src->ne[2]), bytes);
+        }
         rows->data = copy;
         rows->nb[1] = bytes;
     }
-    rows->ne[1] = static_cast<int64_t>(n);
-    rows->nb[2] = rows->nb[3] = rows->nb[1] * n;
+    set_rows(*rows, static_cast<int64_t>(n));
     return rows;
 }
 

@@ -36,7 +36,7 @@ class MoeExecutor {
     ggml_status compute(ggml_cgraph* graph, trace::Pass& pass);
     [[nodiscard]] const Status& last_error() const { return last_error_; }
     // The next compute() is of a new pass through the model, of which a graph may be only a part.
-    void begin_graph() { counted_set_ = UINT32_MAX; }
+    void begin_graph() { counted_set_ = earlier_set_ = UINT32_MAX; }
 
   private:
     struct Row {
@@ -66,11 +66,15 @@ class MoeExecutor {
     ggml_status append_resident(ggml_tensor* node, const WeightRef& weight);
     ggml_status compute_held(ggml_tensor* node, const WeightRef& weight);
     ggml_status compute_early();
-    bool is_early(int at);
+    std::byte* early_memory(const ggml_tensor* t, size_t made);
+    [[nodiscard]] bool is_early_before(int at) const;
+    [[nodiscard]] bool is_early(int at) const;
     void place_early();
     void ask_for_all(const WeightRef& weight);
     ggml_status run_as_they_come(ggml_tensor* node, const WeightRef& weight);
     ggml_status run_ranks(const WeightRef& weight);
+    size_t order_rows(const WeightRef& weight);
+    [[nodiscard]] size_t end_of_expert(size_t place) const;
     size_t append_ready_ranks(const WeightRef& weight);
     void append_ranks(const WeightRef& weight, size_t begin, size_t end, size_t first_node, size_t last_node);
     void append_rank_product(ggml_tensor* node, const WeightRef& weight, size_t begin, size_t end, size_t number);
@@ -116,6 +120,8 @@ class MoeExecutor {
     trace::Pass* pass_ = nullptr;  // of the graph at hand
     uint32_t set_ = UINT32_MAX;    // of the block whose nodes are appended
     int32_t layer_of_set_ = -1;
+    uint32_t earlier_set_ = UINT32_MAX;  // that the graph before this one ended with, in the same pass
+    bool told_of_parts_ = false;
     Nanos early_ = 0;          // arithmetic of nodes before the first set of the pass was known
     bool last_block_ = false;  // the graph at hand reached the model's last set
     ggml_context* context_ = nullptr;
@@ -155,10 +161,10 @@ class MoeExecutor {
     std::optional<sched::Batch> batch_;
     std::vector<sched::Scheduler::Part> parts_;
     RankBlock block_;
-    std::vector<int32_t> order_;         // ranks: those whose experts were there first; rows lie in this order
-    std::vector<RecordId> rank_record_;  // by place in order_
-    std::vector<uint8_t> stage_;         // by place: 0 before the last product, 1 before it ends, 2 done
-    std::vector<size_t> rank_begin_;     // by node, into rank_scratch_
+    std::vector<Row> order_;            // those whose experts were there first; in memory of our own they lie so
+    std::vector<RecordId> row_record_;  // by place in order_
+    std::vector<uint8_t> stage_;        // by place: 0 before the last product, 1 before it ends, 2 done
+    std::vector<size_t> rank_begin_;    // by node, into rank_scratch_
     std::vector<std::byte> rank_scratch_;
 };
 

@@ -1,5 +1,6 @@
 #include "exec/rank_block.h"
 
+#include "exec/early_nodes.h"
 #include "exec/is_view.h"
 
 namespace sluice::exec {
@@ -10,14 +11,14 @@ const ggml_tensor* root(const ggml_tensor* t) {
     return t;
 }
 
-// One row per rank, rows one after the other.
-bool has_ranks(const ggml_tensor* t, int64_t ranks) {
-    return t->ne[1] == ranks && t->ne[2] == 1 && t->ne[3] == 1;
+// One row per rank of each token.
+bool has_rows(const ggml_tensor* t, const RankBlock& block) {
+    return t->ne[1] == block.ranks && t->ne[2] == block.tokens && t->ne[3] == 1;
 }
 
-// The same row for every rank.
-bool is_shared(const ggml_tensor* t) {
-    return t->ne[1] == 1 && t->ne[2] == 1 && t->ne[3] == 1;
+// The same row for every rank, or for every rank of every token.
+bool is_shared(const ggml_tensor* t, const RankBlock& block) {
+    return t->ne[1] == 1 && (t->ne[2] == block.tokens || t->ne[2] == 1) && t->ne[3] == 1;
 }
 
 // Every number of the result comes from numbers in the same row of the sources.
@@ -57,14 +58,14 @@ bool source_fits(const RankBlock& block, const ggml_tensor* src) {
         const ggml_tensor* from = block.nodes[static_cast<size_t>(made)];
         const auto offset =
             static_cast<size_t>(static_cast<const char*>(src->data) - static_cast<const char*>(from->data));
-        return has_ranks(src, block.ranks) && src->nb[1] == from->nb[1] && offset < from->nb[1];
+        return has_rows(src, block) && src->nb[1] == from->nb[1] && src->nb[2] == from->nb[2] && offset < from->nb[1];
     }
-    return src->type == GGML_TYPE_F32 && (has_ranks(src, block.ranks) || is_shared(src));
+    return src->type == GGML_TYPE_F32 && src->nb[0] == sizeof(float) && (has_rows(src, block) || is_shared(src, block));
 }
 
 bool fits(const RankBlock& block, const ggml_tensor* node, const ggml_tensor* ids, const WeightRef& first,
           WeightLookup weight_of) {
-    if (node->view_src != nullptr || node->type != GGML_TYPE_F32 || !has_ranks(node, block.ranks) ||
+    if (node->view_src != nullptr || node->type != GGML_TYPE_F32 || !has_rows(node, block) ||
         !ggml_is_contiguous(node)) {
         return false;
     }
@@ -86,20 +87,24 @@ bool fits(const RankBlock& block, const ggml_tensor* node, const ggml_tensor* id
 
 }  // namespace
 
-void find_rank_block(ggml_cgraph* graph, int begin, WeightLookup weight_of, RankBlock& block) {
+void find_rank_block(ggml_cgraph* graph, int begin, WeightLookup weight_of, const EarlyNodes& early, RankBlock& block) {
     block.nodes.clear();
+    block.at.clear();
     block.end = begin;
+    block.row_bytes = 0;
     block.last_product = 0;
     block.before_last = block.all = 0;
     const ggml_tensor* first = ggml_graph_node(graph, begin);
     const ggml_tensor* ids = first->src[2];
     block.ranks = ids->ne[0];
-    if (ids->ne[1] != 1 || block.ranks < 2) return;
+    block.tokens = ids->ne[1];
+    if (block.ranks * block.tokens < 2) return;
     const WeightRef& weight = *weight_of(first->src[0]);
     const int n = ggml_graph_n_nodes(graph);
     for (int i = begin; i < n; ++i) {
         ggml_tensor* node = ggml_graph_node(graph, i);
-        if (is_view(node->op)) continue;  // whose end it is, the next node that computes tells
+        // Views: whose end they are, the next node that computes tells.
+        if (is_view(node->op) || early.source(node) >= 0) continue;
         const bool wanted = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
         if (!wanted || !fits(block, node, ids, weight, weight_of)) break;
         if (node->op == GGML_OP_MUL_MAT_ID) {
@@ -108,6 +113,8 @@ void find_rank_block(ggml_cgraph* graph, int begin, WeightLookup weight_of, Rank
             block.all = static_cast<uint8_t>(block.all | cache::component_bit(weight_of(node->src[0])->component));
         }
         block.nodes.push_back(node);
+        block.at.push_back(i);
+        block.row_bytes += node->nb[1];
         block.end = i + 1;
     }
 }

@@ -218,7 +218,8 @@ class ExecutorTest : public ::testing::Test {
     }
 
     // The same graph without weights, over a fresh cache of `slots` experts.
-    void stream(uint32_t slots, const io::SimOptions& sim, bool overlap = true, uint32_t wave = 0) {
+    void stream(uint32_t slots, const io::SimOptions& sim, bool overlap = true, uint32_t wave = 0,
+                bool by_node = false) {
         executor_.reset();
         runtime_ = std::make_unique<ModelRuntime>();
         engine_ = std::make_unique<io::SimEngine>(clock_, sim);
@@ -241,6 +242,7 @@ class ExecutorTest : public ::testing::Test {
         runtime_->store = store_.get();
         runtime_->overlap = overlap;
         runtime_->wave = wave;
+        if (by_node) runtime_->own_bytes = 0;
         sched::Fetcher::Options options;
         options.slots.budget = record * slots;
         options.slots.min_slots = 1;
@@ -310,11 +312,12 @@ TEST_F(ExecutorTest, InWhateverOrderExpertsComeTheGraphEndsAsIfTheyHadBeenThere)
                 sim.jitter = 5;
                 sim.shuffle = true;
                 sim.channels = 1 + static_cast<unsigned>(seed % 7);
-                ASSERT_NO_FATAL_FAILURE(stream(slots, sim, true, wave));
+                const bool by_node = seed % 3 == 0;
+                ASSERT_NO_FATAL_FAILURE(stream(slots, sim, true, wave, by_node));
                 for (int again = 0; again < 3; ++again) {
                     ASSERT_EQ(compute(), GGML_STATUS_SUCCESS) << executor_->last_error().message();
-                    expect_same(fmt::format("tokens {} fused {} wave {} slots {} again {}", shape.tokens, shape.fused,
-                                            wave, slots, again));
+                    expect_same(fmt::format("tokens {} fused {} wave {} slots {} by node {} again {}", shape.tokens,
+                                            shape.fused, wave, slots, by_node, again));
                     if (HasFailure()) return;
                 }
             }
@@ -331,32 +334,91 @@ TEST_F(ExecutorTest, WithoutOverlapItIsTheSame) {
     }
 }
 
-// R35: one expert's read hangs; all others are read and computed meanwhile.
+// R35: one expert's read hangs; all others are read and computed meanwhile, for one token and for several.
 TEST_F(ExecutorTest, AStuckReadOfOneExpertDelaysNoOther) {
     constexpr Nanos kStall = 10'000'000'000;
-    for (const uint64_t stuck : {0ULL, 4ULL, 14ULL}) {
-        ASSERT_NO_FATAL_FAILURE(start({}, 5));
-        ASSERT_NO_FATAL_FAILURE(stream(12, {}));
-        clock_ = VirtualClock();
-        engine_->fault_at(stuck, io::Fault::stall(kStall));
-        ASSERT_EQ(compute(true), GGML_STATUS_SUCCESS);
-        expect_same("stuck");
-        EXPECT_GE(clock_.now(), kStall);
-        for (const io::SimRead& r : engine_->history()) {
-            if (r.fault == io::Fault::Kind::none) {
-                EXPECT_LT(r.finished, kStall / 100);
+    for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{40}}) {
+        for (const uint64_t stuck : {0ULL, 4ULL, 14ULL}) {
+            ASSERT_NO_FATAL_FAILURE(start({.tokens = tokens, .router = true, .shared = true}, 5));
+            ASSERT_NO_FATAL_FAILURE(stream(12, {}));
+            clock_ = VirtualClock();
+            engine_->fault_at(stuck, io::Fault::stall(kStall));
+            ASSERT_EQ(compute(true), GGML_STATUS_SUCCESS);
+            expect_same("stuck");
+            EXPECT_GE(clock_.now(), kStall);
+            for (const io::SimRead& r : engine_->history()) {
+                if (r.fault == io::Fault::Kind::none) {
+                    EXPECT_LT(r.finished, kStall / 100);
+                }
             }
+            std::vector<Nanos> launches;
+            for (const trace::Span& s : pass_->spans) {
+                if (s.part == trace::Part::routed) launches.push_back(s.begin);
+            }
+            // Before: the router, the shared expert, and every expert but one. After: that one, and the sum.
+            ASSERT_GE(launches.size(), 3U);
+            const auto late = std::count_if(launches.begin(), launches.end(), [&](Nanos t) { return t >= kStall; });
+            EXPECT_GE(late, 1);
+            EXPECT_LE(late, 3) << "only what needs the stuck expert is left for the end";
+            EXPECT_LT(launches.front(), kStall / 100);
         }
-        std::vector<Nanos> launches;
-        for (const trace::Span& s : pass_->spans) {
-            if (s.part == trace::Part::routed) launches.push_back(s.begin);
-        }
-        ASSERT_GE(launches.size(), 2U);
-        const auto late = std::count_if(launches.begin(), launches.end(), [&](Nanos t) { return t >= kStall; });
-        EXPECT_GE(late, 1);
-        EXPECT_LE(late, 3) << "only what needs the stuck expert is left for the end";
-        EXPECT_LT(launches.front(), kStall / 100);
     }
+}
+
+// While all reads hang, the shared expert is computed, and nothing waits for it afterwards.
+TEST_F(ExecutorTest, TheSharedExpertIsComputedWhileEverythingIsRead) {
+    constexpr Nanos kStall = 10'000'000'000;
+    for (const int64_t tokens : {int64_t{1}, int64_t{40}}) {
+        for (const bool shared : {false, true}) {
+            ASSERT_NO_FATAL_FAILURE(start({.tokens = tokens, .shared = shared}, 8));
+            ASSERT_NO_FATAL_FAILURE(stream(12, {}));
+            clock_ = VirtualClock();
+            for (uint64_t n = 0; n < 3 * kExperts; ++n) engine_->fault_at(n, io::Fault::stall(kStall));
+            ASSERT_EQ(compute(true), GGML_STATUS_SUCCESS);
+            expect_same("all stuck");
+            const auto early = std::count_if(pass_->spans.begin(), pass_->spans.end(), [&](const trace::Span& s) {
+                return s.part == trace::Part::routed && s.begin < kStall / 100;
+            });
+            EXPECT_EQ(early, shared ? 1 : 0);
+        }
+    }
+}
+
+// Early nodes are found by where their numbers come from, whatever they are for.
+TEST_F(ExecutorTest, OnlyWhatNeedsNoExpertAndReadsWhatStaysAsItIsComesEarly) {
+    ggml_context* context = ggml_init({ggml_tensor_overhead() * 64 + ggml_graph_overhead(), nullptr, true});
+    const auto leaf = [&](const char* name) {
+        ggml_tensor* t = ggml_new_tensor_3d(context, GGML_TYPE_F32, 32, 1, 1);
+        return ggml_set_name(t, name);
+    };
+    WeightRef ref;
+    ggml_tensor* experts = ggml_new_tensor_3d(context, GGML_TYPE_F32, 32, 32, 4);
+    experts->extra = &ref;
+    ggml_tensor* x = ggml_sqr(context, leaf("x"));
+    ggml_tensor* state = leaf("state");
+    ggml_tensor* chosen = ggml_mul_mat_id(context, experts, x, ggml_new_tensor_2d(context, GGML_TYPE_I32, 1, 1));
+    ggml_tensor* free = ggml_sqr(context, x);
+    ggml_tensor* after_free = ggml_neg(context, ggml_reshape_2d(context, free, 8, 4));
+    ggml_tensor* reads_before = ggml_abs(context, state);
+    ggml_tensor* writes = ggml_cpy(context, x, state);
+    ggml_tensor* reads_after = ggml_neg(context, state);
+    ggml_tensor* needs = ggml_add(context, free, chosen);
+    ggml_cgraph* graph = ggml_new_graph(context);
+    for (ggml_tensor* t : {chosen, free, after_free, reads_before, writes, reads_after, needs})
+        ggml_build_forward_expand(graph, t);
+
+    EarlyNodes early;
+    int begin = 0;
+    while (ggml_graph_node(graph, begin) != chosen) ++begin;
+    find_early_nodes(graph, begin, weight_of, early);
+    EXPECT_EQ(early.nodes, (std::vector<ggml_tensor*>{free, after_free, reads_before}));
+    for (size_t i = 0; i < early.nodes.size(); ++i) EXPECT_EQ(ggml_graph_node(graph, early.at[i]), early.nodes[i]);
+    EXPECT_EQ(early.source(after_free->src[0]), 0);
+    EXPECT_EQ(early.source(needs), -1);
+    EXPECT_EQ(early.bytes, 3 * 32 * sizeof(float));
+    early.clear();
+    EXPECT_TRUE(early.nodes.empty());
+    ggml_free(context);
 }
 
 // R63: whatever fails, nothing stays leased, the error says what, and the next graph is right.
