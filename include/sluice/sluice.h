@@ -35,6 +35,13 @@ enum class VerifyReads {
     never,
 };
 
+// How a prompt's experts are read.
+enum class PrefillMode {
+    automatic,  // for each layer and batch what is expected to be faster
+    macro,      // all of the next layer while this one computes
+    micro,      // what the layer's router chose
+};
+
 // Whose slot is given away when one is needed.
 enum class CachePolicy {
     reuse,      // of the expert whose next use is farthest, judged by how often and how lately it was used
@@ -58,6 +65,7 @@ struct Config {
     VerifyReads verify_reads = VerifyReads::once;  // loading fails if it is another, but the model has no checksums
     bool overlap = true;                           // compute with the experts that are there while others are read
     unsigned wave = 0;                             // then, experts per launch at least; 0: as they come
+    PrefillMode prefill_mode = PrefillMode::automatic;
     DenseWeights dense_weights = DenseWeights::anon;
     Verbosity verbosity = Verbosity::info;
 

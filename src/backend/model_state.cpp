@@ -76,6 +76,18 @@ sched::Verify verify_policy(VerifyReads verify) {
     return sched::Verify::never;
 }
 
+exec::PrefillMode prefill_mode(PrefillMode mode) {
+    switch (mode) {
+        case PrefillMode::macro:
+            return exec::PrefillMode::macro;
+        case PrefillMode::micro:
+            return exec::PrefillMode::micro;
+        case PrefillMode::automatic:
+            break;
+    }
+    return exec::PrefillMode::automatic;
+}
+
 // Each drive that takes its part of the reads has as many of them in flight.
 io::EngineOptions engine_options(const Config& config, const store::RecordStore& store, bool priorities) {
     io::EngineOptions options;
@@ -178,6 +190,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     runtime.store = state->store_.get();
     runtime.overlap = config.overlap;
     runtime.wave = config.wave;
+    runtime.prefill_mode = prefill_mode(config.prefill_mode);
     runtime.make_fetcher = [s = state.get()] { return s->make_fetcher(); };
     runtime.counters.records = state->store_->n_records();
     for (uint32_t set = 0; set < state->geometry_.sets.size(); ++set) {

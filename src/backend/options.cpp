@@ -72,6 +72,8 @@ constexpr std::array<Word<VerifyReads>, 3> kVerify{
     {{"once", VerifyReads::once}, {"always", VerifyReads::always}, {"never", VerifyReads::never}}};
 constexpr std::array<Word<Verbosity>, 4> kVerbosities{
     {{"error", Verbosity::error}, {"warn", Verbosity::warn}, {"info", Verbosity::info}, {"debug", Verbosity::debug}}};
+constexpr std::array<Word<PrefillMode>, 3> kPrefill{
+    {{"auto", PrefillMode::automatic}, {"macro", PrefillMode::macro}, {"micro", PrefillMode::micro}}};
 // "1" and "0" first: they are what a switch shows.
 constexpr std::array<Word<bool>, 4> kSwitch{{{"1", true}, {"0", false}, {"on", true}, {"off", false}}};
 
@@ -195,6 +197,14 @@ constexpr Option kOptions[] = {
          return set_number(c.wave, t, 1U, 64U, "auto or a number from 1 to 64");
      },
      [](const Config& c) { return c.wave == 0 ? "auto" : fmt::format("{}", c.wave); }},
+    {"--prefill-mode", "SLUICE_PREFILL_MODE", "auto|macro|micro", "auto",
+     "How a prompt's experts are read. micro: those that the layer's router chose, each once. macro: all experts of "
+     "the "
+     "next layer while this one computes, before its router has run; more bytes, but reading never pauses. auto: for "
+     "each layer and batch what is expected to be faster, from how many experts such batches chose, the drive's speed "
+     "and the time that computing took.",
+     [](Config& c, std::string_view t) { return set_word(c.prefill_mode, t, kPrefill); },
+     [](const Config& c) { return get_word(c.prefill_mode, kPrefill); }},
     {"--dense-weights", "SLUICE_DENSE_WEIGHTS", "anon|warm|mmap", "anon",
      "Where the always-needed weights live. anon: read once into memory of our own, which memory pressure cannot drop. "
      "warm: page cache, read ahead at load. mmap: page cache, read when touched.",
@@ -379,6 +389,9 @@ Status validate(const Config& config) {
     }
     if (!config.overlap && config.wave != 0) {
         return error(Code::invalid_argument, "--wave has no effect with --no-overlap");
+    }
+    if (!config.overlap && config.prefill_mode == PrefillMode::macro) {
+        return error(Code::invalid_argument, "--prefill-mode macro has no effect with --no-overlap");
     }
     if (config.wave > 64) return error(Code::invalid_argument, "wave is {}, but must be at most 64", config.wave);
     if (config.token_trace.empty() && config.token_trace_at != Config().token_trace_at) {

@@ -8,10 +8,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/status.h"
+#include "exec/prefill_plan.h"
 #include "sched/fetcher.h"
 #include "store/record_store.h"
 #include "trace/counters.h"
@@ -39,8 +41,10 @@ struct ModelRuntime {
     // How much of a block may be computed in memory of our own, and so in another order than the graph's: any decode,
     // and batches of some hundred rows. What is more is computed node by node.
     size_t own_bytes = 32 * MiB;
-    trace::Counters counters;  // guarded by mutex
-    int32_t number = -1;       // of the model in the run record; -1: there is none
+    PrefillMode prefill_mode = PrefillMode::automatic;
+    std::optional<PromptBook> prompts;  // made with the first prompt; guarded by mutex
+    trace::Counters counters;           // guarded by mutex
+    int32_t number = -1;                // of the model in the run record; -1: there is none
 };
 
 // What an expert tensor of the graph refers to (ggml_tensor::extra of the weight points here).

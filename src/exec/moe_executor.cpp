@@ -26,6 +26,8 @@ constexpr size_t kGatherBytes = 4 * MiB;
 // Rows computed in one launch while reads are on their way, in bytes of their results: it is we who give the device
 // more.
 constexpr size_t kLaunchBytes = 2 * MiB;
+// While reads are on their way: nobody but us gives the device more, so launches are short beside what it has queued.
+constexpr size_t kGatherBytesReading = 1 * MiB;
 // From this many rows of one expert on, ggml's IQ kernels use other arithmetic, but only over contiguous weights.
 constexpr int32_t kPanelRows = 8;
 
@@ -69,6 +71,21 @@ void stand_apart(ggml_tensor& t) {
     t.nb[3] = t.nb[1] * static_cast<size_t>(t.ne[2]);
 }
 
+bool is_prompt(Mode mode) {
+    return mode == Mode::micro || mode == Mode::macro;
+}
+
+// What a prompt brings in passes through; what decode lives on stays.
+cache::Seat seat_in(Mode mode) {
+    return is_prompt(mode) ? cache::Seat::guest : cache::Seat::member;
+}
+
+uint64_t record_bytes(const model::ExpertSet& set) {
+    uint64_t bytes = 0;
+    for (const model::ExpertTensor& t : set.tensors) bytes += t.bytes_per_expert;
+    return bytes;
+}
+
 char* row_at(const ggml_tensor* t, int64_t i1, int64_t i2) {
     return static_cast<char*>(t->data) + i1 * static_cast<int64_t>(t->nb[1]) + i2 * static_cast<int64_t>(t->nb[2]);
 }
@@ -94,6 +111,8 @@ ggml_status MoeExecutor::compute(ggml_cgraph* graph, trace::Pass& pass) {
     const trace::During managing(pass.ledger, trace::Part::manage);
     ggml_status status = run(graph);
     if (status == GGML_STATUS_SUCCESS) status = flush();
+    if (status != GGML_STATUS_SUCCESS) timed_ = nullptr;
+    end_block();
     if (last_block_) pass.stage = trace::Pass::Stage::after_last_block;
     earlier_set_ = set_;
     ggml_graph_clear(graph_);
@@ -323,6 +342,9 @@ bool MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids)
     const bool new_pass = counted_set_ == UINT32_MAX;
     counted_set_ = weight.set;
     if (new_pass) {
+        pass_rows_ = ids->ne[1];
+        block_ended_ = -1;
+        next_is_ahead_ = false;
         decoding_ = pass_->told ? *pass_->told == trace::Phase::decode : ids->ne[1] == 1;
         pass_->phase = decoding_ ? trace::Phase::decode : trace::Phase::prefill;
         pass_->model = runtime.number;
@@ -372,8 +394,7 @@ void MoeExecutor::count_routes(const WeightRef& weight, const ggml_tensor* ids) 
     }
     routes_begin_ = pass_->route_events.size();
     const model::ExpertSet& set = store.geometry().sets[weight.set];
-    uint64_t bytes = 0;
-    for (const model::ExpertTensor& t : set.tensors) bytes += t.bytes_per_expert;
+    const uint64_t bytes = record_bytes(set);
     place_.assign(set.n_expert, 0);  // 1: a row before has paid for the miss
     for (int64_t t = 0; t < ids->ne[1]; ++t) {
         for (int64_t k = 0; k < ids->ne[0]; ++k) {
@@ -432,6 +453,7 @@ auto MoeExecutor::accounted(ModelRuntime& runtime, uint32_t set, F&& reading) {
     pass_->reads += static_cast<int64_t>(now.reads - before.reads);
     pass_->exact_bytes += static_cast<int64_t>(now.exact_bytes - before.exact_bytes);
     pass_->exact_physical += physical;
+    pass_->ahead_bytes += static_cast<int64_t>(now.ahead_bytes - before.ahead_bytes);
     pass_->joins += static_cast<int64_t>(now.joins - before.joins);
     pass_->read_busy += now.busy - before.busy;
     pass_->engine_bytes += static_cast<int64_t>(engine.bytes - engine_before.bytes);
@@ -473,6 +495,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     // Another block: finish the one before, whose leases end with it. The ids may be among what it computes.
     ggml_status status = flush();
     if (status != GGML_STATUS_SUCCESS) return status;
+    end_block();
     let_go();
 
     ModelRuntime& runtime = *weight.runtime;
@@ -508,11 +531,14 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
 
     sched::Fetcher& fetcher = *runtime.fetcher;
     fetcher.enter(weight.set, decoding_ ? trace::Phase::decode : trace::Phase::prefill);
+    plan_block(weight, ids);
     const cache::CacheCounters evicted_before = fetcher.cache().counters();
-    const size_t leased = fetcher.lease(records_);
+    size_t leased = fetcher.lease(records_, seat_in(mode_));
+    // Reads that were begun for another prompt may still hold every slot.
+    while (leased == 0 && fetcher.wait_for_any(pass_)) leased = fetcher.lease(records_, seat_in(mode_));
     count_evictions(runtime, evicted_before);
     if (leased < records_.size()) {
-        status = run_in_waves(node, weight, leased);
+        status = accounted(runtime, weight.set, [&] { return run_in_waves(node, weight, leased); });
         records_.clear();
         return status;
     }
@@ -523,11 +549,16 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     held_.lock = std::move(lock);
     const bool all_there =
         std::all_of(records_.begin(), records_.end(), [&](RecordId r) { return fetcher.resident(r); });
-    held_.reading = !all_there && runtime.overlap;
-    if (!held_.reading) {
-        Status loaded = load(runtime, weight.set, records_, UINT8_MAX);
-        return loaded.ok() ? append_resident(node, weight) : fail(std::move(loaded));
+    if (!all_there && !runtime.overlap) {
+        if (Status loaded = load(runtime, weight.set, records_, UINT8_MAX); !loaded.ok())
+            return fail(std::move(loaded));
     }
+    if (all_there || !runtime.overlap) {
+        accounted(runtime, weight.set, [&] { return plan_next(weight); });
+        held_.reading = next_is_ahead_;
+        return compute_held(node, weight);
+    }
+    held_.reading = true;
     batch_.emplace();
     find_early_nodes(graph, at, weight_of_, early_nodes_);
     if (early_nodes_.bytes > runtime.own_bytes || early_nodes_.nodes.size() > kMaxNodes) early_nodes_.clear();
@@ -536,6 +567,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     if (block_.empty() || block_.nodes.size() > kMaxNodes ||
         rows_.size() > runtime.own_bytes / std::max<size_t>(1, block_.row_bytes)) {
         ask_for_all(weight);
+        accounted(runtime, weight.set, [&] { return plan_next(weight); });
         status = compute_early();
         return status == GGML_STATUS_SUCCESS ? compute_held(node, weight) : status;
     }
@@ -550,13 +582,73 @@ ggml_status MoeExecutor::compute_held(ggml_tensor* node, const WeightRef& weight
     if (!held_.reading) return append_resident(node, weight);
     const auto which = cache::component_bit(weight.component);
     const sched::Fetcher& fetcher = *weight.runtime->fetcher;
-    if (std::all_of(records_.begin(), records_.end(), [&](RecordId r) { return fetcher.ready(r, which); })) {
-        return append_resident(node, weight);
-    }
+    const bool all_there =
+        std::all_of(records_.begin(), records_.end(), [&](RecordId r) { return fetcher.ready(r, which); });
+    if (all_there && !(next_is_ahead_ && fetcher.reading())) return append_resident(node, weight);
     // The rows are taken from the node's input, so that has to be there.
     const ggml_status status = flush();
     if (status != GGML_STATUS_SUCCESS) return status;
     return accounted(*weight.runtime, weight.set, [&] { return run_as_they_come(node, weight); });
+}
+
+// In which mode the block is computed. That of a prompt's was chosen when the block before it was planned.
+void MoeExecutor::plan_block(const WeightRef& weight, const ggml_tensor* ids) {
+    ModelRuntime& runtime = *weight.runtime;
+    const bool was_ahead = std::exchange(next_is_ahead_, false);
+    if (decoding_) {
+        mode_ = ids->ne[1] == 1 ? Mode::decode : Mode::verify;
+    } else if (!pass_->told && pass_rows_ <= kVerifyRows) {
+        mode_ = Mode::verify;
+    } else {
+        mode_ = was_ahead ? Mode::macro : Mode::micro;
+    }
+    // A block that does not fit is looked up for each of its products; it tells nothing of its pace.
+    if (!is_prompt(mode_) || counting_component_[weight.set] != weight.component) return;
+    ++(mode_ == Mode::macro ? phase(runtime).blocks_macro : phase(runtime).blocks_micro);
+    ++(mode_ == Mode::macro ? pass_->blocks_macro : pass_->blocks_micro);
+    if (!runtime.prompts) runtime.prompts.emplace(static_cast<uint32_t>(runtime.store->geometry().sets.size()));
+    const double n_expert = runtime.store->geometry().sets[weight.set].n_expert;
+    runtime.prompts->chose(weight.set, pass_rows_, static_cast<double>(records_.size()) / n_expert);
+    const Nanos now = pass_->ledger.clock().now();
+    if (block_ended_ >= 0) runtime.prompts->reached(weight.set, pass_rows_, now - block_ended_);
+    timed_ = &runtime;
+    block_began_ = now;
+    block_waited_ = runtime.fetcher->counters().wait;
+}
+
+// All of this block is asked for: what about the next one's, while this one computes? True if they are read, too.
+bool MoeExecutor::plan_next(const WeightRef& weight) {
+    ModelRuntime& runtime = *weight.runtime;
+    sched::Fetcher& fetcher = *runtime.fetcher;
+    const model::Geometry& geometry = runtime.store->geometry();
+    // What was read ahead for this block and not chosen need not come any more.
+    if (mode_ == Mode::macro) fetcher.end_ahead();
+    const uint32_t next = weight.set + 1;
+    // Without overlap the next layer's reads begin with the next layer; decode reads nothing that no router chose.
+    if (!is_prompt(mode_) || !runtime.overlap || !runtime.prompts || next == geometry.sets.size()) return false;
+    const sched::Fetcher::Missing missing = fetcher.missing(next);
+    const Forecast forecast{.missing = missing.experts,
+                            .room = missing.room,
+                            .bytes = record_bytes(geometry.sets[next]),
+                            .chosen = runtime.prompts->expected(next, pass_rows_),
+                            .bytes_per_ns = fetcher.bandwidth(),
+                            .block = runtime.prompts->block(weight.set, pass_rows_),
+                            .between = runtime.prompts->between(next, pass_rows_)};
+    if (choose_mode(forecast, runtime.prefill_mode) != Mode::macro) return false;
+    assert(!decoding_);
+    next_is_ahead_ = true;
+    fetcher.read_ahead(next);
+    return true;
+}
+
+// The block is computed: how long that took, but for waiting.
+void MoeExecutor::end_block() {
+    if (timed_ == nullptr) return;
+    const Nanos now = pass_->ledger.clock().now();
+    const Nanos waited = timed_->fetcher->counters().wait - block_waited_;
+    timed_->prompts->computed(set_, pass_rows_, std::max<Nanos>(0, now - block_began_ - waited));
+    block_ended_ = now;
+    timed_ = nullptr;
 }
 
 // All components of the block's experts are wanted: the first product's first, the last one's last.
@@ -579,7 +671,9 @@ void MoeExecutor::ask_for_all(const WeightRef& weight) {
 ggml_status MoeExecutor::run_as_they_come(ggml_tensor* node, const WeightRef& weight) {
     sched::Fetcher& fetcher = *weight.runtime->fetcher;
     const auto which = cache::component_bit(weight.component);
-    std::span<RecordId> left(records_);
+    // A copy: in whose order the leases end does not depend on what comes first.
+    group_ = records_;
+    std::span<RecordId> left(group_);
     while (!left.empty()) {
         fetcher.look(pass_);
         const auto there =
@@ -612,6 +706,7 @@ ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
     }
     parts_.push_back({row_record_.back(), late});
     fetcher.request(*batch_, parts_, pass_);
+    plan_next(weight);
     if (const ggml_status status = compute_early(); status != GGML_STATUS_SUCCESS) return status;
     fetcher.look(pass_);
 
@@ -647,7 +742,7 @@ ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
 }
 
 // Rows of experts that are there come first, those of one expert lie side by side. Otherwise in the order in which the
-// router chose. Returns how many there are.
+// router chose; a prompt's in that of the file. Returns how many there are.
 size_t MoeExecutor::order_rows(const WeightRef& weight) {
     const sched::Fetcher& fetcher = *weight.runtime->fetcher;
     const store::RecordStore& store = *weight.runtime->store;
@@ -655,16 +750,22 @@ size_t MoeExecutor::order_rows(const WeightRef& weight) {
     order_.clear();
     row_record_.clear();
     place_.assign(row_begin_.size() - 1, 0);  // 1: an expert's rows are there already
+    const auto add = [&](uint32_t e, bool resident) {
+        const RecordId r = store.record(weight.set, e);
+        if (place_[e] != 0 || fetcher.resident(r) != resident) return;
+        place_[e] = 1;
+        order_.insert(order_.end(), rows_.begin() + row_begin_[e], rows_.begin() + row_begin_[e + 1]);
+        row_record_.resize(order_.size(), r);
+    };
     for (const bool resident : {true, false}) {
-        for (int64_t t = 0; t < block_.tokens; ++t) {
-            for (int64_t k = 0; k < block_.ranks; ++k) {
-                const auto e = static_cast<uint32_t>(id_at(ids, k, t));
-                const RecordId r = store.record(weight.set, e);
-                if (place_[e] != 0 || fetcher.resident(r) != resident) continue;
-                place_[e] = 1;
-                order_.insert(order_.end(), rows_.begin() + row_begin_[e], rows_.begin() + row_begin_[e + 1]);
-                row_record_.resize(order_.size(), r);
+        if (is_prompt(mode_)) {
+            for (uint32_t e = 0; e + 1 < row_begin_.size(); ++e) {
+                if (row_begin_[e + 1] > row_begin_[e]) add(e, resident);
             }
+            continue;
+        }
+        for (int64_t t = 0; t < block_.tokens; ++t) {
+            for (int64_t k = 0; k < block_.ranks; ++k) add(static_cast<uint32_t>(id_at(ids, k, t)), resident);
         }
     }
     return order_.size();
@@ -817,27 +918,69 @@ ggml_tensor* MoeExecutor::rank_rows(const ggml_tensor* src, size_t begin, size_t
     return rows;
 }
 
-// The block does not fit: its experts come, compute and go in groups, this node's component only.
+// The block does not fit: its experts come, compute and go, this node's component only, and while some are computed the
+// next are read into the slots of those that are done. They are computed as they come, but go in their order, so that
+// what the cache holds afterwards does not depend on the drive's mood.
 ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight, size_t leased) {
     ModelRuntime& runtime = *weight.runtime;
     sched::Fetcher& fetcher = *runtime.fetcher;
-    std::span<RecordId> left(records_);
-    while (!left.empty()) {
-        if (leased == 0) return fail(error(Code::internal, "no slot is free although nothing is leased"));
-        const std::span<RecordId> wave = left.first(leased);
-        Status loaded = load(runtime, weight.set, wave, cache::component_bit(weight.component));
-        const ggml_status status = loaded.ok() ? run_gathered(node, weight, wave) : GGML_STATUS_FAILED;
-        fetcher.release(wave);
-        if (!loaded.ok()) return fail(std::move(loaded));
-        if (status != GGML_STATUS_SUCCESS) return status;
+    const auto which = cache::component_bit(weight.component);
+    timed_ = nullptr;
+    sched::Batch batch;
+    size_t gone = 0, asked = 0;  // records_ from `gone` to before `leased` are leased, those before `asked` asked for
+    stage_.assign(records_.size(), 0);  // 1: computed
+    const auto ask = [&] {
+        parts_.clear();
+        for (; asked < leased; ++asked) parts_.push_back({records_[asked], which});
+        if (parts_.empty()) return;
+        fetcher.request(batch, parts_, pass_);
         ++phase(runtime).waves;
         ++pass_->waves;
-        left = left.subspan(leased);
-        if (left.empty()) break;
-        const cache::CacheCounters evicted_before = fetcher.cache().counters();
-        leased = fetcher.lease(left);
-        count_evictions(runtime, evicted_before);
+    };
+    const auto give_up = [&](ggml_status status) {
+        fetcher.give_up(batch);
+        fetcher.release(std::span(records_).subspan(gone, leased - gone));
+        return status;
+    };
+    const cache::CacheCounters evicted_before = fetcher.cache().counters();
+    const size_t room = leased;
+    while (gone < records_.size()) {
+        while (gone == leased) {
+            if (!fetcher.wait_for_any(pass_))
+                return give_up(fail(error(Code::internal, "no slot is free although nothing is leased")));
+            leased += fetcher.lease(std::span(records_).subspan(leased), seat_in(mode_));
+        }
+        ask();
+        fetcher.look(pass_);
+        size_t open = 0;
+        group_.clear();
+        for (size_t i = gone; i < leased; ++i) {
+            if (stage_[i] != 0) continue;
+            ++open;
+            if (fetcher.ready(records_[i], which)) group_.push_back(records_[i]);
+        }
+        const size_t least = std::min(open, runtime.overlap ? std::max<size_t>(1, runtime.wave) : open);
+        if (group_.size() < least) {
+            if (Status s = fetcher.wait_some(batch, pass_); !s.ok()) return give_up(fail(std::move(s)));
+            continue;
+        }
+        // Half of them at a time: while these compute, the others are read.
+        if (runtime.overlap && leased < records_.size())
+            group_.resize(std::min(group_.size(), std::max(least, (room + 1) / 2)));
+        const ggml_status status = run_gathered(node, weight, group_);
+        if (status != GGML_STATUS_SUCCESS) return give_up(status);
+        for (size_t i = gone, n = 0; n < group_.size(); ++i) {
+            if (records_[i] == group_[n]) {
+                stage_[i] = 1;
+                ++n;
+            }
+        }
+        while (gone < leased && stage_[gone] != 0) {
+            fetcher.release(std::span(records_).subspan(gone++, 1));
+            leased += fetcher.lease(std::span(records_).subspan(leased), seat_in(mode_));
+        }
     }
+    count_evictions(runtime, evicted_before);
     return GGML_STATUS_SUCCESS;
 }
 
@@ -876,7 +1019,8 @@ ggml_status MoeExecutor::append_resident(ggml_tensor* node, const WeightRef& wei
     }
     // Gathering rows needs the node's input to be there.
     status = flush();
-    return status != GGML_STATUS_SUCCESS ? status : run_gathered(node, weight, records_);
+    if (status != GGML_STATUS_SUCCESS) return status;
+    return accounted(*weight.runtime, weight.set, [&] { return run_gathered(node, weight, records_); });
 }
 
 // The slots of these experts, which are there and all equally deep in them, and what lies between.
@@ -984,15 +1128,18 @@ ggml_status MoeExecutor::run_gathered(ggml_tensor* node, const WeightRef& weight
     const size_t in_row = static_cast<size_t>(src1->ne[0]) * ggml_type_size(src1->type);
     const size_t out_row = static_cast<size_t>(node->ne[0]) * sizeof(float);
     const size_t per_row = in_row + out_row;
+    sched::Fetcher& fetcher = *weight.runtime->fetcher;
     const auto n_rows = [&](RecordId r) {
         const uint32_t e = store.expert_of(r);
         return static_cast<size_t>(row_begin_[e + 1] - row_begin_[e]);
     };
 
     for (size_t begin = 0; begin < records.size();) {
+        const bool reading = fetcher.reading();
+        const size_t most = reading ? kGatherBytesReading : kGatherBytes;
         size_t end = begin;
         size_t rows = 0;
-        while (end < records.size() && (end == begin || (rows + n_rows(records[end])) * per_row <= kGatherBytes) &&
+        while (end < records.size() && (end == begin || (rows + n_rows(records[end])) * per_row <= most) &&
                end - begin < kMaxNodes / 2) {
             rows += n_rows(records[end++]);
         }
@@ -1035,6 +1182,7 @@ ggml_status MoeExecutor::run_gathered(ggml_tensor* node, const WeightRef& weight
         }
         const ggml_status status = flush();
         if (status != GGML_STATUS_SUCCESS) return status;
+        if (reading) fetcher.look(pass_);
 
         at = 0;
         for (size_t i = begin; i < end; ++i) {

@@ -70,6 +70,9 @@ class MoeExecutor {
     [[nodiscard]] bool is_early_before(int at) const;
     [[nodiscard]] bool is_early(int at) const;
     void place_early();
+    void plan_block(const WeightRef& weight, const ggml_tensor* ids);
+    bool plan_next(const WeightRef& weight);
+    void end_block();
     void ask_for_all(const WeightRef& weight);
     ggml_status run_as_they_come(ggml_tensor* node, const WeightRef& weight);
     ggml_status run_ranks(const WeightRef& weight);
@@ -136,7 +139,14 @@ class MoeExecutor {
     uint32_t counted_set_ = UINT32_MAX;
     std::vector<uint8_t> counting_component_;  // by set: the component whose node comes first, as once seen
     bool decoding_ = false;
+    Mode mode_ = Mode::decode;       // of the block at hand
+    bool next_is_ahead_ = false;     // the set after it is being read before its router has run
+    int64_t pass_rows_ = 0;          // that the first set of the pass saw
+    ModelRuntime* timed_ = nullptr;  // of the prompt's block whose time is being taken
+    Nanos block_began_ = 0, block_waited_ = 0;
+    Nanos block_ended_ = -1;          // of the prompt's block before; -1: there is none
     std::vector<RecordId> records_;   // distinct experts of the block
+    std::vector<RecordId> group_;     // those that are computed next, and others
     size_t routes_begin_ = 0;         // in the pass: the block's routings, whose weights are still to come
     std::vector<int32_t> row_begin_;  // [n_expert + 1] into rows_
     std::vector<Row> rows_;           // by expert

@@ -11,10 +11,18 @@ Result<std::unique_ptr<Fetcher>> Fetcher::create(const store::RecordStore& store
                                                  const Clock& clock, Options options) {
     auto slots = Slots::create(store, std::move(options.slots));
     if (!slots.ok()) return slots.status();
-    return std::unique_ptr<Fetcher>(new Fetcher(std::move(*slots), engine, clock, std::move(options.reads)));
+    size_t most = 0;
+    for (const model::ExpertSet& set : store.geometry().sets) most = std::max<size_t>(most, set.n_expert);
+    std::unique_ptr<Fetcher> made(new Fetcher(std::move(*slots), engine, clock, std::move(options.reads)));
+    made->ahead_records_.reserve(most);
+    return made;
 }
 
 void Fetcher::enter(uint32_t set, trace::Phase phase) {
+    prompt_ = phase == trace::Phase::prefill;
+    // Of a pass that was given up, or beside one of another context.
+    if (ahead_ != set || !prompt_) end_ahead();
+    ahead_ = kNoSet;
     if (scheduler_->admission().layer()) log(LogLevel::info, "predictions are read again");
     if (phase != trace::Phase::decode) {
         set_ = kNoSet;
@@ -32,6 +40,29 @@ void Fetcher::enter(uint32_t set, trace::Phase phase) {
     entered_ = now;
     waited_ = waited;
     scheduler_->expect_exact(layers.expected(set, next(set), now).value_or(Admission::kNoGap));
+}
+
+Fetcher::Missing Fetcher::missing(uint32_t set) const {
+    const store::RecordStore& store = slots_->store();
+    Missing found;
+    for (uint32_t e = 0; e < store.geometry().sets[set].n_expert; ++e)
+        found.experts += slots_->resident(store.record(set, e)) ? 0 : 1;
+    found.room = std::min(found.experts, slots_->cache().guest_room(slots_->layout().class_of_set[set]));
+    return found;
+}
+
+void Fetcher::read_ahead(uint32_t set) {
+    end_ahead();
+    if (!prompt_) return;
+    const store::RecordStore& store = slots_->store();
+    const uint32_t room = missing(set).room;
+    ahead_records_.clear();
+    for (uint32_t e = 0; e < store.geometry().sets[set].n_expert && ahead_records_.size() < room; ++e) {
+        const RecordId r = store.record(set, e);
+        if (!slots_->resident(r)) ahead_records_.push_back(r);
+    }
+    ahead_ = set;
+    scheduler_->read_ahead(ahead_records_);
 }
 
 size_t Fetcher::lease(std::span<RecordId> records, cache::Seat seat) {

@@ -42,6 +42,17 @@ class Fetcher {
     }
     void chosen(RecordId record, uint32_t tokens_after) { slots_->cache().use_by(record, tokens_after); }
 
+    // In a prompt: this set comes next, and its experts, as far as they are not there and there is room for them, are
+    // read in the order of the file although no router has chosen them. They stop when another set is entered, or on
+    // end_ahead(), but for what is at the device. In decode nothing happens.
+    void read_ahead(uint32_t set);
+    void end_ahead() { scheduler_->drop_ahead(); }
+    // Of the set's experts, how many are not there, and for how many of those read_ahead() would have room.
+    struct Missing {
+        uint32_t experts = 0, room = 0;
+    };
+    [[nodiscard]] Missing missing(uint32_t set) const;
+
     // Leases as many of `records` as there is room for, residents first so that they are not evicted for the others;
     // reorders `records` so that the leased ones come first. Returns how many; at least one if nothing else is leased.
     // Each leased record is released once. `records` are of one set and distinct. As guests they leave alone what the
@@ -60,8 +71,17 @@ class Fetcher {
     void request(Batch& batch, std::span<const Scheduler::Part> parts, trace::Pass* pass = nullptr);
     Status wait_some(Batch& batch, trace::Pass* pass = nullptr) { return scheduler_->wait_some(batch, pass); }
     void look(trace::Pass* pass = nullptr) { scheduler_->pump(pass); }
+    // Until any read ends, whoever wanted it; its slot may be free then. False if none is on its way.
+    bool wait_for_any(trace::Pass* pass = nullptr) { return scheduler_->wait_for_any(pass); }
     void give_up(Batch& batch) { scheduler_->abandon(batch); }
     [[nodiscard]] bool ready(RecordId record, ComponentMask which) const { return slots_->has(record, which); }
+    // Whether reads are on their way, or are to be as soon as somebody looks.
+    [[nodiscard]] bool reading() const { return scheduler_->reading(); }
+    // Of the first holder's drive, in bytes per nanosecond: as probed, else as seen so far; 0: neither.
+    [[nodiscard]] double bandwidth() const {
+        const double probed = scheduler_->admission().device().bytes_per_ns;
+        return probed > 0 ? probed : scheduler_->drives().speed(0);
+    }
 
     // True if all of the record's components are there.
     [[nodiscard]] bool resident(RecordId record) const { return slots_->resident(record); }
@@ -92,6 +112,9 @@ class Fetcher {
     io::Engine& engine_;
     const Clock& clock_;
     std::unique_ptr<Scheduler> scheduler_;
+    uint32_t ahead_ = kNoSet;    // the set that was read ahead last
+    bool prompt_ = false;
+    std::vector<RecordId> ahead_records_;
     uint32_t set_ = kNoSet;  // entered last in decode, when, and the waits until then
     Nanos entered_ = 0, waited_ = 0;
 };

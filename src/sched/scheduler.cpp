@@ -5,6 +5,7 @@
 #include <cassert>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/crc32c.h"
 #include "base/log.h"
@@ -188,9 +189,9 @@ void Scheduler::finish(Index i, TicketState state, const Status& status) {
 }
 
 // A slot for what the device is going to write, for as long as it does. False when all are leased.
-bool Scheduler::take_lease(Ticket& t) {
+bool Scheduler::take_lease(Ticket& t, cache::Seat seat) {
     if (t.holds_lease) return true;
-    t.slot = slots_.cache().lease(t.record);
+    t.slot = slots_.cache().lease(t.record, seat);
     if (t.slot == cache::kNoSlot) return false;
     t.slot_generation = slots_.cache().generation(t.slot);
     t.holds_lease = true;
@@ -231,18 +232,20 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
     t.tokens |= wish.tokens;
     const Nanos deadline = std::min(t.deadline, wish.deadline);
     if (!is_exact(t.cls)) {
-        ++counters_.promotions;
-        t.promoted = true;
         const bool whole = t.asked >= t.physical;
-        if (whole) ++counters_.late_promotions;
         // The device cannot be told; what is there no longer counts as speculation, what is not goes first.
-        admission_.promoted(t.asked - t.arrived);
         for (Piece& p : pieces_) {
-            if (p.ticket != i || !p.speculative) continue;
-            p.speculative = false;
-            --speculative_pieces_;
+            if (p.ticket != i) continue;
+            if (std::exchange(p.speculative, false)) --speculative_pieces_;
+            if (std::exchange(p.ahead, false)) --ahead_pieces_;
         }
-        judge(true);
+        if (is_guess(t.cls)) {
+            ++counters_.promotions;
+            t.promoted = true;
+            if (whole) ++counters_.late_promotions;
+            admission_.promoted(t.asked - t.arrived);
+            judge(true);
+        }
         dequeue(i);
         t.cls = wish.cls;
         t.deadline = deadline;
@@ -349,6 +352,36 @@ bool Scheduler::hint(RecordId record, const Hint& hint) {
         enqueue(i);
     }
     return all;
+}
+
+void Scheduler::read_ahead(std::span<const RecordId> records) {
+    if (records.empty()) return;
+    const store::RecordStore& store = slots_.store();
+    const uint32_t set = store.set_of(records[0]);
+    const Nanos now = clock_.now();
+    for (uint32_t c = 0; c < store.n_components(set); ++c) {
+        for (const RecordId r : records) {
+            if (slots_.ready(r, c) || by_key_[key(r, c)] != kNone) continue;
+            used(r, cache::component_bit(c));  // an earlier prediction of it was evicted
+            const Index i = make_ticket(r, c, now);
+            if (i == kNone) return;
+            Ticket& t = tickets_[i];
+            t.cls = Class::ahead;
+            t.phase = trace::Phase::prefill;
+            t.layer = store.geometry().sets[set].layer;
+            enqueue(i);
+        }
+    }
+    prepare_ahead();
+    submit();
+}
+
+void Scheduler::drop_ahead() {
+    Queue& q = queues_[place_of(Class::ahead)];
+    while (q.head != kNone) {
+        ++counters_.cancelled;
+        finish(q.head, TicketState::cancelled, {});
+    }
 }
 
 // Nobody wants it any more. What is at the device has to be awaited, but by nobody in particular.
@@ -460,8 +493,35 @@ void Scheduler::prepare_exact() {
     }
 }
 
+// Beside exact reads they would take their part of the bandwidth for as long as those last.
+void Scheduler::prepare_ahead() {
+    Queue& q = queues_[place_of(Class::ahead)];
+    if (q.head == kNone) return;
+    const Nanos now = clock_.now();
+    while (q.head != kNone && ahead_pieces_ < options_.max_ahead) {
+        const size_t outstanding = at_device_ + batch_.size();
+        if (exact_queued() || outstanding > speculative_pieces_ + ahead_pieces_) return;
+        const Index i = q.head;
+        Ticket& t = tickets_[i];
+        choose_holder(t);
+        // Exact reads never wait for a buffer that these hold.
+        if (needs_staging(t) && slots_.free_staging() <= Slots::kStagingBuffers / 2) return;
+        if (!take_lease(t, cache::Seat::guest)) {
+            ++counters_.dropped_no_slot;
+            finish(i, TicketState::cancelled, {});
+            continue;
+        }
+        if (!prepare_piece(i, t.physical, false, now)) return;
+        pieces_[batch_.back().tag].ahead = true;
+        ++ahead_pieces_;
+        counters_.ahead_physical += t.physical;
+        counters_.ahead_bytes += t.bytes;
+        dequeue(i);
+    }
+}
+
 void Scheduler::prepare_speculative() {
-    if (hints() == 0) return;
+    if (hints() == 0 || queues_[place_of(Class::ahead)].head != kNone) return;
     const Nanos now = clock_.now();
     for (const Class cls : {Class::near, Class::speculative, Class::warming}) {
         Queue& q = queues_[place_of(cls)];
@@ -517,7 +577,7 @@ void Scheduler::note_read(const Ticket& t, const Piece& piece, const io::Complet
                           trace::Pass& pass) const {
     if (done.error == 0) pass.latency.add(now - piece.issued);
     if (!pass.wants.reads && !pass.capturing) return;
-    static constexpr const char* kNames[kClasses] = {"page", "exact", "near", "speculative", "warming"};
+    static constexpr const char* kNames[kClasses] = {"page", "exact", "ahead", "near", "speculative", "warming"};
     const store::RecordStore& store = slots_.store();
     const model::ExpertSet& set = store.geometry().sets[store.set_of(t.record)];
     const store::Extent e = store.extent(t.record, t.component, piece.holder);
@@ -602,7 +662,7 @@ void Scheduler::publish(Index i, trace::Pass* pass) {
         counters_.convert += clock_.now() - t0;
     }
     (t.predicted ? counters_.predicted_bytes : counters_.exact_bytes) += t.bytes;
-    if (!is_exact(t.cls)) predicted_unused_[t.record] |= cache::component_bit(t.component);
+    if (is_guess(t.cls)) predicted_unused_[t.record] |= cache::component_bit(t.component);
     if (t.promoted && t.deadline != kNoDeadline && clock_.now() > t.deadline) ++counters_.late;
     if (t.first_error != 0 && t.first_holder != t.holder) note_rescue(t);
     cache.mark_ready(t.slot, cache::component_bit(t.component));
@@ -678,6 +738,7 @@ void Scheduler::piece_done(const io::Completion& done, Nanos now, trace::Pass* p
         --speculative_pieces_;
         admission_.completed(piece.length);
     }
+    if (piece.ahead) --ahead_pieces_;
     drives_.completed(piece.holder, piece.length, now);
     Ticket& t = tickets_[piece.ticket];
     if (pass != nullptr && pass->wants.rows) note_read(t, piece, done, now, *pass);
@@ -697,6 +758,7 @@ void Scheduler::pump(trace::Pass* pass) {
     std::array<io::Completion, kPieces> done;
     handle(std::span(done).first(engine_.poll(done)), pass);
     prepare_exact();
+    prepare_ahead();
     prepare_speculative();
     submit();
 }
@@ -709,8 +771,25 @@ Status Scheduler::wait_some(Batch& batch, trace::Pass* pass) {
     return batch.done() ? batch.status() : wait_until(batch, batch.pending_ - 1, pass);
 }
 
-Status Scheduler::wait_until(Batch& batch, uint32_t pending, trace::Pass* pass) {
+void Scheduler::wait_and_handle(trace::Pass* pass) {
     std::array<io::Completion, kPieces> done;
+    const Nanos t0 = clock_.now();
+    size_t n = 0;
+    {
+        const trace::MaybeDuring waiting(pass != nullptr ? &pass->ledger : nullptr, trace::Part::wait_read);
+        n = engine_.wait(done);
+    }
+    counters_.wait += clock_.now() - t0;
+    handle(std::span(done).first(n), pass);
+}
+
+bool Scheduler::wait_for_any(trace::Pass* pass) {
+    if (at_device_ == 0) return false;
+    wait_and_handle(pass);
+    return true;
+}
+
+Status Scheduler::wait_until(Batch& batch, uint32_t pending, trace::Pass* pass) {
     bool dropped = false;
     while (batch.pending_ > pending) {
         if (!batch.status().ok() && !dropped) {
@@ -724,18 +803,12 @@ Status Scheduler::wait_until(Batch& batch, uint32_t pending, trace::Pass* pass) 
             continue;
         }
         prepare_exact();
+        prepare_ahead();
         if (!exact_queued()) prepare_speculative();
         submit();
         if (pass != nullptr) pass->queue_depth_max = std::max(pass->queue_depth_max, static_cast<int64_t>(at_device_));
         if (at_device_ == 0) return error(Code::internal, "a read is wanted, but none can be given to the device");
-        const Nanos t0 = clock_.now();
-        size_t n = 0;
-        {
-            const trace::MaybeDuring waiting(pass != nullptr ? &pass->ledger : nullptr, trace::Part::wait_read);
-            n = engine_.wait(done);
-        }
-        counters_.wait += clock_.now() - t0;
-        handle(std::span(done).first(n), pass);
+        wait_and_handle(pass);
     }
     return batch.status();
 }

@@ -33,6 +33,7 @@ struct SchedCounters {
     Nanos busy = 0;  // time with at least one read on its way
     Nanos wait = 0;  // time spent with nothing to do but wait for a read
     Nanos convert = 0;
+    uint64_t ahead_bytes = 0, ahead_physical = 0;  // of the exact ones: asked for before a router chose
     uint64_t hints = 0;
     uint64_t joins = 0;             // wishes that found their component on its way
     uint64_t promotions = 0;        // predictions that became exact before they ended
@@ -86,6 +87,7 @@ class Scheduler {
         DeviceModel device;
         uint32_t max_tickets = 4096;
         uint32_t max_hints = 1024;  // queued predictions, in tickets
+        uint32_t max_ahead = 8;     // reads of a layer that is next at the device at once
         uint8_t attempts = 2;       // of an exact read at each holder
         Verify verify = Verify::always;
     };
@@ -123,6 +125,13 @@ class Scheduler {
     };
     // A record may be wanted soon. False if the queues are full. What is resident or on its way is left alone.
     bool hint(RecordId record, const Hint& hint);
+    // Of a layer that is next, component by component and in this order, each as a guest of the cache. Only while no
+    // exact read is queued or at the device, and at most Options::max_ahead at once: that bounds what an exact read
+    // which comes meanwhile can be delayed. Whoever wants one of them joins it. What is there or on its way is left
+    // alone.
+    void read_ahead(std::span<const RecordId> records);
+    // Those not yet given to the device, and not wanted by now, are not read.
+    void drop_ahead();
     // When the next exact wishes are expected; speculation only runs until then. From the layer clock, usually.
     void expect_exact(Nanos at) { gap_end_ = at; }
 
@@ -132,6 +141,8 @@ class Scheduler {
     Status wait(Batch& batch, trace::Pass* pass = nullptr);
     // Until at least one more of what the batch waits for has ended, or nothing of it is pending. Its status so far.
     Status wait_some(Batch& batch, trace::Pass* pass = nullptr);
+    // Until any read at the device ends. False if none is there.
+    bool wait_for_any(trace::Pass* pass = nullptr);
     // Nothing is wanted any more for batches of this owner, nor its hints: what is queued ends, what is at the device
     // becomes an ordinary cache entry if it arrives whole. No read is waited for.
     void cancel(Owner owner);
@@ -143,6 +154,10 @@ class Scheduler {
     [[nodiscard]] const Drives& drives() const { return drives_; }
     [[nodiscard]] const SchedCounters& counters() const { return counters_; }
     [[nodiscard]] size_t live() const { return live_; }
+    // Whether anything is at the device or, but for predictions, waits to go there.
+    [[nodiscard]] bool reading() const {
+        return at_device_ > 0 || exact_queued() || queues_[static_cast<size_t>(Class::ahead)].head != kNone;
+    }
     [[nodiscard]] size_t queued(Class cls) const { return queues_[static_cast<size_t>(cls)].n; }
     [[nodiscard]] uint64_t speculative_in_flight() const { return admission_.in_flight(); }
     // For tests and traces: the ticket, while the handle is of it. nullptr otherwise.
@@ -169,6 +184,7 @@ class Scheduler {
         HolderId holder = 0;
         uint32_t length = 0;
         bool speculative = false;
+        bool ahead = false;
         Nanos issued = 0;
     };
 
@@ -179,9 +195,9 @@ class Scheduler {
     Index make_exact_ticket(RecordId record, uint32_t component, Nanos now);
     void want_one(Batch& batch, RecordId record, ComponentMask which, const Wish& wish, Nanos now);
     Status wait_until(Batch& batch, uint32_t pending, trace::Pass* pass);
-    bool take_lease(Ticket& t);
+    bool take_lease(Ticket& t, cache::Seat seat = cache::Seat::member);
     [[nodiscard]] bool exact_queued() const { return queues_[0].head != kNone || queues_[1].head != kNone; }
-    [[nodiscard]] uint32_t hints() const { return queues_[2].n + queues_[3].n + queues_[4].n; }
+    [[nodiscard]] uint32_t hints() const { return queues_[3].n + queues_[4].n + queues_[5].n; }
     void choose_holder(Ticket& t);
     void enqueue(Index t, bool front = false);
     void dequeue(Index t);
@@ -190,6 +206,7 @@ class Scheduler {
     void end_waiting(Index t, const Status& status);
     void promote(Index t, const Wish& wish, Batch& batch);
     void prepare_exact();
+    void prepare_ahead();
     void prepare_speculative();
     bool prepare_piece(Index t, uint32_t length, bool speculative, Nanos now);
     [[nodiscard]] bool needs_staging(const Ticket& t) const;
@@ -200,6 +217,7 @@ class Scheduler {
     void note_rescue(const Ticket& t);
     void submit();
     void handle(std::span<const io::Completion> done, trace::Pass* pass);
+    void wait_and_handle(trace::Pass* pass);
     void piece_done(const io::Completion& done, Nanos now, trace::Pass* pass);
     void attempt_over(Index t, trace::Pass* pass);
     void publish(Index t, trace::Pass* pass);
@@ -236,6 +254,7 @@ class Scheduler {
     size_t live_ = 0;
     uint32_t at_device_ = 0;           // pieces
     uint32_t speculative_pieces_ = 0;  // of those, and of those about to go
+    uint32_t ahead_pieces_ = 0;        // the same
     Nanos busy_since_ = 0;
     uint64_t endings_ = 0;
     SchedCounters counters_;

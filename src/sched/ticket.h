@@ -16,13 +16,18 @@ namespace sluice::sched {
 enum class Class : uint8_t {
     page,         // P0: a small exact read that must not stand behind experts, such as a row of a per-layer table
     exact,        // P0: the router has chosen it, compute waits
+    ahead,        // P1: of a whole layer of a prompt that is next; nearly all of it will be chosen
     near,         // P1: predicted for a layer that comes soon
     speculative,  // P2: predicted for later layers or tokens
     warming,      // P3: nobody predicted it, it might be useful
 };
-inline constexpr size_t kClasses = 5;
+inline constexpr size_t kClasses = 6;
 inline constexpr bool is_exact(Class cls) {
     return cls <= Class::exact;
+}
+// Somebody predicted it. Such reads go by Admission's rules.
+inline constexpr bool is_guess(Class cls) {
+    return cls >= Class::near;
 }
 
 enum class TicketState : uint8_t {

@@ -18,7 +18,9 @@ struct PhaseCounters {
     uint64_t physical_bytes = 0;  // bytes asked of the drive for them, alignment included
     Nanos read_wait = 0;          // compute stood still for these reads
     Nanos convert = 0;            // repacking what was read
-    uint64_t waves = 0;           // extra rounds of a layer that did not fit
+    uint64_t blocks_micro = 0;    // layers of a prompt, by how their experts were read
+    uint64_t blocks_macro = 0;
+    uint64_t waves = 0;  // extra rounds of a layer that did not fit
 };
 
 struct Counters {

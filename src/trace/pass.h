@@ -53,6 +53,7 @@ struct Pass {
     bool predicts = false;  // somebody has predicted something
     int64_t predicted_bytes = 0, predicted_physical = 0, rejected_bytes = 0, late = 0;
     int64_t evictions = 0, rereads = 0, waves = 0;
+    int64_t blocks_micro = 0, blocks_macro = 0, ahead_bytes = 0;
     Nanos read_busy = 0;
     int64_t queue_depth_max = 0;
     int64_t cache_resident = 0;
@@ -81,6 +82,7 @@ struct Pass {
         predicts = false;
         predicted_bytes = predicted_physical = rejected_bytes = late = 0;
         evictions = rereads = waves = 0;
+        blocks_micro = blocks_macro = ahead_bytes = 0;
         read_busy = 0;
         queue_depth_max = cache_resident = 0;
         latency.clear();

@@ -126,6 +126,11 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
         row.evictions_capacity = pass.evictions;
         row.rereads = pass.rereads;
         row.waves = pass.waves;
+        if (pass.phase == Phase::prefill) {
+            row.blocks_micro = pass.blocks_micro;
+            row.blocks_macro = pass.blocks_macro;
+            row.ahead_bytes = pass.ahead_bytes;
+        }
         row.read_p50 = pass.latency.percentile(0.50);
         row.read_p95 = pass.latency.percentile(0.95);
         row.read_p99 = pass.latency.percentile(0.99);

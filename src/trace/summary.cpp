@@ -78,6 +78,12 @@ std::string summary_text(const Book& book, const SummaryExtras& extras) {
                        count(measure_in(cache, "records")), spelled(of_decode("hit_rate"), 1, " %", 100),
                        spelled(of_decode("physical_bytes_per_token"), 2, " MiB", 1.0 / (1 << 20)),
                        spelled(of_decode("logical_bytes_per_token"), 2, " MiB", 1.0 / (1 << 20)));
+    const Measure macro = prefill.sum.blocks_macro, micro = prefill.sum.blocks_micro;
+    if (macro.or_zero() + micro.or_zero() > 0) {
+        out += fmt::format("prompt:   {} of {} layers read while the one before computed; {} read, hidden {}\n",
+                           macro.or_zero(), macro.or_zero() + micro.or_zero(), mib(prefill.sum.exact_bytes),
+                           spelled(figure("hidden_fraction", prefill), 0, " %", 100));
+    }
     if (decode.rows > 0) {
         out += fmt::format(
             "waiting:  {} of decode time for reads; hidden {} of the reads' time; drive {}, read p50 {}, "

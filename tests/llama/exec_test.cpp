@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <optional>
 #include <random>
+#include <set>
 
 #include "base/bytes.h"
 #include "base/log.h"
@@ -163,43 +165,66 @@ class ExecutorTest : public ::testing::Test {
         ggml_backend_free(cpu_);
     }
 
-    // Weights, choices and what stock makes of them.
-    void start(const Shape& shape, uint64_t seed) {
+    // Weights, choices and what stock makes of them, of `layers` blocks. Each row chooses among the first `choice`
+    // experts.
+    void start(const Shape& shape, uint64_t seed, uint32_t layers = 1, int32_t choice = kExperts) {
         shape_ = shape;
-        std::mt19937 random(static_cast<uint32_t>(seed));
-        std::normal_distribution<float> normal;
-        const auto fill = [&](ggml_tensor* t) {
-            std::vector<float> values(static_cast<size_t>(ggml_nelements(t)));
-            for (float& v : values) v = normal(random);
-            if (t->type == GGML_TYPE_F32) {
-                std::memcpy(t->data, values.data(), ggml_nbytes(t));
-            } else {
-                ggml_quantize_chunk(t->type, values.data(), t->data, 0, ggml_nrows(t), t->ne[0], nullptr);
-            }
-        };
-        reference_ = std::make_unique<Block>(shape);
-        for (ggml_tensor* t : reference_->dense) fill(t);
-        for (ggml_tensor* t : reference_->experts) fill(t);
-        for (int64_t t = 0; !shape.router && t < shape.tokens; ++t) {
-            std::vector<int32_t> all(kExperts);
-            for (int32_t e = 0; e < kExperts; ++e) all[static_cast<size_t>(e)] = e;
-            std::shuffle(all.begin(), all.end(), random);
-            std::memcpy(static_cast<int32_t*>(reference_->ids->data) + t * kTopK, all.data(), kTopK * sizeof(int32_t));
-        }
-        ASSERT_NO_FATAL_FAILURE(reference_->allocate());
-        ASSERT_EQ(ggml_backend_graph_compute(cpu_, reference_->graph), GGML_STATUS_SUCCESS);
-
+        random_.seed(static_cast<uint32_t>(seed));
+        references_.clear();
+        blocks_.clear();
         geometry_ = {};
+        geometry_.n_expert_used = kTopK;
         contents_.assign(736, std::byte{0x55});
+        for (uint32_t l = 0; l < layers; ++l) {
+            references_.push_back(std::make_unique<Block>(shape));
+            Block& reference = *references_.back();
+            for (ggml_tensor* t : reference.dense) fill(t);
+            for (ggml_tensor* t : reference.experts) fill(t);
+            ASSERT_NO_FATAL_FAILURE(reference.allocate());
+            ASSERT_NO_FATAL_FAILURE(choose(l, choice));
+            add_set(reference, static_cast<int>(l));
+        }
+        file_ = io::File::simulated("model.gguf", contents_.size(), shape.align, shape.align);
+    }
+    void fill(ggml_tensor* t) {
+        std::normal_distribution<float> normal;
+        std::vector<float> values(static_cast<size_t>(ggml_nelements(t)));
+        for (float& v : values) v = normal(random_);
+        if (t->type == GGML_TYPE_F32) {
+            std::memcpy(t->data, values.data(), ggml_nbytes(t));
+        } else {
+            ggml_quantize_chunk(t->type, values.data(), t->data, 0, ggml_nrows(t), t->ne[0], nullptr);
+        }
+    }
+    // Other choices of a layer, among `choice` experts from `first` on, and what stock makes of them.
+    void choose(uint32_t layer, int32_t choice, int32_t first = 0) {
+        Block& reference = *references_[layer];
+        for (int64_t t = 0; !shape_.router && t < shape_.tokens; ++t) {
+            std::vector<int32_t> all(static_cast<size_t>(choice));
+            for (int32_t e = 0; e < choice; ++e) all[static_cast<size_t>(e)] = first + e;
+            std::shuffle(all.begin(), all.end(), random_);
+            std::memcpy(static_cast<int32_t*>(reference.ids->data) + t * kTopK, all.data(), kTopK * sizeof(int32_t));
+        }
+        ASSERT_EQ(ggml_backend_graph_compute(cpu_, reference.graph), GGML_STATUS_SUCCESS);
+        if (layer >= blocks_.size() || shape_.router) return;
+        std::memcpy(blocks_[layer]->ids->data, reference.ids->data, ggml_nbytes(reference.ids));
+    }
+    // How many experts the rows of a layer chose.
+    [[nodiscard]] size_t chosen(uint32_t layer) const {
+        const auto* ids = static_cast<const int32_t*>(references_[layer]->ids->data);
+        return std::set<int32_t>(ids, ids + kTopK * shape_.tokens).size();
+    }
+    void add_set(const Block& reference, int layer) {
         model::ExpertSet set;
         set.group = "exps";
+        set.layer = layer;
         set.n_expert = kExperts;
         set.n_used = kTopK;
         using enum model::Component;
         const std::vector<model::Component> components =
-            shape.fused ? std::vector{gate_up, down} : std::vector{gate, up, down};
-        for (size_t c = 0; c < reference_->experts.size(); ++c) {
-            const ggml_tensor* e = reference_->experts[c];
+            shape_.fused ? std::vector{gate_up, down} : std::vector{gate, up, down};
+        for (size_t c = 0; c < reference.experts.size(); ++c) {
+            const ggml_tensor* e = reference.experts[c];
             model::ExpertTensor t;
             t.component = components[c];
             t.offset = contents_.size();
@@ -212,9 +237,12 @@ class ExecutorTest : public ::testing::Test {
             contents_.resize(align_up(contents_.size(), size_t{32}) + 32);
             set.tensors.push_back(t);
         }
-        geometry_.n_expert_used = kTopK;
         geometry_.sets.push_back(set);
-        file_ = io::File::simulated("model.gguf", contents_.size(), shape.align, shape.align);
+    }
+    [[nodiscard]] uint64_t record_bytes() const {
+        uint64_t bytes = 0;
+        for (const model::ExpertTensor& t : geometry_.sets[0].tensors) bytes += t.bytes_per_expert;
+        return bytes;
     }
 
     // The same graph without weights, over a fresh cache of `slots` experts.
@@ -227,17 +255,20 @@ class ExecutorTest : public ::testing::Test {
         const io::File* files[] = {&file_};
         store_ = std::make_unique<store::RecordStore>(store::RecordStore::over(geometry_, files));
         uint64_t record = 0;
-        runtime_->same_delta.emplace_back();
-        runtime_->forms.emplace_back();
-        for (uint32_t c = 0; c < store_->n_components(0); ++c) {
-            record += align_up(store_->aligned_capacity(0, c), cache::kSlotAlign);
-            bool same = true;
-            for (RecordId r = 1; r < kExperts; ++r) {
-                same = same && store::RecordStore::aligned(store_->extent(r, c)).delta ==
-                                   store::RecordStore::aligned(store_->extent(0, c)).delta;
+        for (uint32_t l = 0; l < geometry_.sets.size(); ++l) {
+            runtime_->same_delta.emplace_back();
+            runtime_->forms.emplace_back();
+            record = 0;
+            for (uint32_t c = 0; c < store_->n_components(l); ++c) {
+                record += align_up(store_->aligned_capacity(l, c), cache::kSlotAlign);
+                bool same = true;
+                for (uint32_t e = 1; e < kExperts; ++e) {
+                    same = same && store::RecordStore::aligned(store_->extent(store_->record(l, e), c)).delta ==
+                                       store::RecordStore::aligned(store_->extent(store_->record(l, 0), c)).delta;
+                }
+                runtime_->same_delta[l].push_back(same);
+                runtime_->forms[l].emplace_back();
             }
-            runtime_->same_delta[0].push_back(same);
-            runtime_->forms[0].emplace_back();
         }
         runtime_->store = store_.get();
         runtime_->overlap = overlap;
@@ -252,29 +283,49 @@ class ExecutorTest : public ::testing::Test {
         executor_ = std::make_unique<MoeExecutor>(cpu_, weight_of);
 
         refs_.clear();
-        block_ = std::make_unique<Block>(shape_);
-        for (uint32_t c = 0; c < block_->experts.size(); ++c) refs_.push_back({runtime_.get(), 0, c});
-        for (size_t c = 0; c < refs_.size(); ++c) {
-            block_->experts[c]->extra = &refs_[c];
-            std::memset(block_->experts[c]->data, 0xFF, ggml_nbytes(block_->experts[c]));  // not a number, if used
+        blocks_.clear();
+        for (uint32_t l = 0; l < geometry_.sets.size(); ++l) {
+            blocks_.push_back(std::make_unique<Block>(shape_));
+            for (uint32_t c = 0; c < blocks_[l]->experts.size(); ++c) {
+                refs_.push_back(std::make_unique<WeightRef>(WeightRef{runtime_.get(), l, c}));
+                ggml_tensor* weight = blocks_[l]->experts[c];
+                weight->extra = refs_.back().get();
+                std::memset(weight->data, 0xFF, ggml_nbytes(weight));  // not a number, if used
+            }
+            const Block& from = *references_[l];
+            Block& to = *blocks_[l];
+            for (size_t i = 0; i < to.dense.size(); ++i)
+                std::memcpy(to.dense[i]->data, from.dense[i]->data, ggml_nbytes(to.dense[i]));
+            if (!shape_.router) std::memcpy(to.ids->data, from.ids->data, ggml_nbytes(to.ids));
+            ASSERT_NO_FATAL_FAILURE(to.allocate());
         }
-        for (size_t i = 0; i < block_->dense.size(); ++i)
-            std::memcpy(block_->dense[i]->data, reference_->dense[i]->data, ggml_nbytes(block_->dense[i]));
-        if (!shape_.router) std::memcpy(block_->ids->data, reference_->ids->data, ggml_nbytes(block_->ids));
-        ASSERT_NO_FATAL_FAILURE(block_->allocate());
     }
 
-    ggml_status compute(bool capture = false) {
+    // One pass through all layers.
+    ggml_status compute(bool capture = false, std::optional<trace::Phase> told = {}) {
         pass_ = std::make_unique<trace::Pass>(ticking_, ~trace::PartMask{0});
+        pass_->told = told;
         if (capture) pass_->ledger.keep_spans(&pass_->spans);
         pass_->ledger.start();
         executor_->begin_graph();
-        return executor_->compute(block_->graph, *pass_);
+        for (const auto& block : blocks_) {
+            const ggml_status status = executor_->compute(block->graph, *pass_);
+            if (status != GGML_STATUS_SUCCESS) return status;
+        }
+        return GGML_STATUS_SUCCESS;
+    }
+    void reallocate() {
+        for (const auto& block : blocks_) ASSERT_NO_FATAL_FAILURE(block->allocate());
     }
     void expect_same(const std::string& what) const {
-        EXPECT_EQ(std::memcmp(block_->out->data, reference_->out->data, ggml_nbytes(block_->out)), 0) << what;
-        EXPECT_EQ(block_->memory(), reference_->memory()) << what;
-        EXPECT_EQ(runtime_->fetcher->cache().total_leases(), 0U) << what;
+        for (size_t l = 0; l < blocks_.size(); ++l) {
+            EXPECT_EQ(std::memcmp(blocks_[l]->out->data, references_[l]->out->data, ggml_nbytes(blocks_[l]->out)), 0)
+                << what;
+            EXPECT_EQ(blocks_[l]->memory(), references_[l]->memory()) << what;
+        }
+        if (!runtime_->fetcher->reading()) {
+            EXPECT_EQ(runtime_->fetcher->cache().total_leases(), 0U) << what;
+        }
     }
 
     Shape shape_;
@@ -284,11 +335,12 @@ class ExecutorTest : public ::testing::Test {
     model::Geometry geometry_;
     std::vector<std::byte> contents_;
     io::File file_;
-    std::unique_ptr<Block> reference_, block_;
+    std::mt19937 random_;
+    std::vector<std::unique_ptr<Block>> references_, blocks_;  // by layer
     std::unique_ptr<io::SimEngine> engine_;
     std::unique_ptr<store::RecordStore> store_;
     std::unique_ptr<ModelRuntime> runtime_;
-    std::vector<WeightRef> refs_;
+    std::vector<std::unique_ptr<WeightRef>> refs_;
     std::unique_ptr<trace::Pass> pass_;
     std::unique_ptr<MoeExecutor> executor_;
 };
@@ -438,10 +490,225 @@ TEST_F(ExecutorTest, AReadThatFailsForGoodFailsTheGraphAndNothingAfterIt) {
             EXPECT_EQ(runtime_->fetcher->cache().total_leases(),
                       runtime_->fetcher->scheduler().live() > 0 ? runtime_->fetcher->cache().total_leases() : 0U);
             for (uint64_t n = 0; n < 4 * reads; ++n) engine_->fault_at(n, {});
-            ASSERT_NO_FATAL_FAILURE(block_->allocate());
+            ASSERT_NO_FATAL_FAILURE(reallocate());
             ASSERT_EQ(compute(), GGML_STATUS_SUCCESS) << executor_->last_error().message();
             expect_same(fmt::format("after read {}", k));
             EXPECT_EQ(runtime_->fetcher->scheduler().live(), 0U);
+            if (HasFailure()) return;
+        }
+    }
+}
+
+// ---- prompts
+
+constexpr uint32_t kLayers = 4;
+constexpr trace::Phase kPrompt = trace::Phase::prefill;
+
+class PrefillTest : public ExecutorTest {
+  protected:
+    // A cache that is full of what decode lives on: the first experts of every layer.
+    void warm(uint32_t slots, const io::SimOptions& sim, PrefillMode mode) {
+        ASSERT_NO_FATAL_FAILURE(stream(slots, sim));
+        runtime_->prefill_mode = mode;
+        std::vector<RecordId> all;
+        for (uint32_t n = 0; n < slots; ++n) all.push_back(store_->record(n % kLayers, n / kLayers));
+        for (uint32_t l = 0; l < kLayers; ++l) {
+            std::vector<RecordId> of_layer;
+            std::copy_if(all.begin(), all.end(), std::back_inserter(of_layer),
+                         [&](RecordId r) { return store_->set_of(r) == l; });
+            runtime_->fetcher->enter(l, trace::Phase::decode);
+            ASSERT_EQ(runtime_->fetcher->lease(of_layer), of_layer.size());
+            ASSERT_TRUE(runtime_->fetcher->load(of_layer, UINT8_MAX).ok());
+            runtime_->fetcher->release(of_layer);
+        }
+        ASSERT_EQ(runtime_->fetcher->cache().n_resident(), slots);
+    }
+    [[nodiscard]] uint32_t there() const {
+        uint32_t n = 0;
+        for (RecordId r = 0; r < store_->n_records(); ++r) n += runtime_->fetcher->resident(r) ? 1 : 0;
+        return n;
+    }
+    // Experts that some layer chose and that are not there.
+    [[nodiscard]] uint64_t missing_union() const {
+        uint64_t n = 0;
+        for (uint32_t l = 0; l < kLayers; ++l) {
+            const auto* ids = static_cast<const int32_t*>(references_[l]->ids->data);
+            for (const int32_t e : std::set<int32_t>(ids, ids + kTopK * shape_.tokens))
+                n += runtime_->fetcher->resident(store_->record(l, static_cast<uint32_t>(e))) ? 0 : 1;
+        }
+        return n;
+    }
+};
+
+// R2, R39: in every mode and at every size of the cache, in whatever order reads end.
+TEST_F(PrefillTest, EveryModeComputesTheSame) {
+    uint64_t seed = 100;
+    for (const bool fused : {false, true}) {
+        ASSERT_NO_FATAL_FAILURE(
+            start({.type = GGML_TYPE_Q8_0, .fused = fused, .biased = fused, .tokens = 40}, ++seed, kLayers));
+        for (const PrefillMode mode : {PrefillMode::automatic, PrefillMode::macro, PrefillMode::micro}) {
+            for (const uint32_t slots : {1U, 4U, 13U, 30U, 47U, 48U}) {
+                const io::SimOptions sim{
+                    .seed = ++seed, .channels = 1 + static_cast<unsigned>(seed % 7), .jitter = 5, .shuffle = true};
+                ASSERT_NO_FATAL_FAILURE(stream(slots, sim));
+                runtime_->prefill_mode = mode;
+                for (int again = 0; again < 3; ++again) {
+                    ASSERT_EQ(compute(false, kPrompt), GGML_STATUS_SUCCESS) << executor_->last_error().message();
+                    expect_same(
+                        fmt::format("fused {} mode {} slots {} again {}", fused, static_cast<int>(mode), slots, again));
+                    ASSERT_EQ(compute(), GGML_STATUS_SUCCESS) << "the same as a batch that nobody called a prompt";
+                    expect_same("no prompt");
+                    if (HasFailure()) return;
+                }
+            }
+        }
+    }
+}
+
+// However small the part of the cache is that a prompt may use, it reads what its router chose once, and nothing else.
+TEST_F(PrefillTest, MicroReadsEachChosenExpertOnce) {
+    for (const uint32_t slots : {4U, 12U, 24U, 40U, 48U}) {
+        ASSERT_NO_FATAL_FAILURE(start({.tokens = 6}, slots, kLayers));
+        ASSERT_NO_FATAL_FAILURE(
+            warm(slots, {.seed = slots, .channels = 3, .jitter = 4, .shuffle = true}, PrefillMode::micro));
+        const uint64_t missing = missing_union();
+        uint64_t in_all = 0;
+        for (uint32_t l = 0; l < kLayers; ++l) in_all += chosen(l);
+        ASSERT_EQ(compute(false, kPrompt), GGML_STATUS_SUCCESS);
+        expect_same("micro");
+        // What was there is not read, but for those whose slots the prompt took before it came to them.
+        const uint64_t taken = slots == 48 ? 0 : runtime_->fetcher->cache().guest_limit(0);
+        EXPECT_GE(static_cast<uint64_t>(pass_->exact_bytes), missing * record_bytes()) << slots;
+        EXPECT_LE(static_cast<uint64_t>(pass_->exact_bytes), (missing + taken) * record_bytes()) << slots;
+        EXPECT_LE(static_cast<uint64_t>(pass_->exact_bytes), in_all * record_bytes()) << slots;
+        EXPECT_EQ(pass_->blocks_micro, kLayers);
+        EXPECT_EQ(pass_->blocks_macro, 0);
+        EXPECT_EQ(pass_->ahead_bytes, 0);
+    }
+}
+
+// R41: from the second layer on all of a layer is read, whatever is chosen, if computing takes long enough; in the
+// order of the file.
+TEST_F(PrefillTest, MacroReadsWholeLayersWhileTheOneBeforeComputes) {
+    ASSERT_NO_FATAL_FAILURE(start({.tokens = 40}, 9, kLayers));
+    ASSERT_NO_FATAL_FAILURE(stream(48, {.channels = 4}));
+    runtime_->prefill_mode = PrefillMode::macro;
+    for (uint32_t l = 0; l < kLayers; ++l) ASSERT_NO_FATAL_FAILURE(choose(l, 6));
+    pass_ = std::make_unique<trace::Pass>(ticking_, ~trace::PartMask{0});
+    pass_->told = kPrompt;
+    pass_->ledger.start();
+    executor_->begin_graph();
+    for (uint32_t l = 0; l < kLayers; ++l) {
+        ASSERT_EQ(executor_->compute(blocks_[l]->graph, *pass_), GGML_STATUS_SUCCESS);
+        // Attention, long enough for all reads to end.
+        for (int i = 0; i < 50; ++i) {
+            clock_.advance_to(clock_.now() + 1'000'000'000);
+            runtime_->fetcher->look(pass_.get());
+        }
+    }
+    expect_same("macro");
+    EXPECT_EQ(pass_->blocks_micro, 1);
+    EXPECT_EQ(pass_->blocks_macro, kLayers - 1);
+    EXPECT_EQ(there(), 6 + (kLayers - 1) * kExperts);
+    EXPECT_EQ(runtime_->fetcher->counters().exact_bytes, (6 + (kLayers - 1) * kExperts) * record_bytes());
+    EXPECT_EQ(runtime_->fetcher->counters().ahead_bytes, (kLayers - 1) * kExperts * record_bytes());
+    uint64_t last = 0;
+    for (const io::SimRead& r : engine_->history()) {
+        if (r.op.offset + r.op.length <= geometry_.sets[1].tensors[0].offset) continue;  // of the first layer
+        EXPECT_GE(r.op.offset, last) << "one pass through the file, forwards";
+        last = r.op.offset;
+    }
+    EXPECT_EQ(runtime_->fetcher->cache().total_leases(), 0U);
+}
+
+// R42: whatever is set, nothing is read in decode that no router chose; nor by a batch that is no prompt.
+TEST_F(PrefillTest, DecodeReadsNoLayerAhead) {
+    for (const int64_t tokens : {int64_t{1}, int64_t{3}}) {
+        ASSERT_NO_FATAL_FAILURE(start({.tokens = tokens}, 11, kLayers));
+        ASSERT_NO_FATAL_FAILURE(stream(48, {}));
+        runtime_->prefill_mode = PrefillMode::macro;
+        for (int again = 0; again < 3; ++again) {
+            ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+            expect_same("decode");
+            ASSERT_EQ(compute(false, trace::Phase::decode), GGML_STATUS_SUCCESS);
+        }
+        EXPECT_EQ(runtime_->fetcher->counters().ahead_bytes, 0U);
+        EXPECT_EQ(
+            runtime_->fetcher->counters().exact_bytes, record_bytes() * [&] {
+                uint64_t n = 0;
+                for (uint32_t l = 0; l < kLayers; ++l) n += chosen(l);
+                return n;
+            }());
+        runtime_->fetcher->enter(0, trace::Phase::decode);
+        runtime_->fetcher->read_ahead(1);
+        EXPECT_EQ(runtime_->fetcher->counters().ahead_bytes, 0U);
+    }
+}
+
+// R43: prompts with experts of their own, each as large as all of the cache and several of them, and then the tokens
+// that decode would have gone on with.
+TEST_F(PrefillTest, APromptLeavesTheWarmCacheToDecode) {
+    for (const PrefillMode mode : {PrefillMode::macro, PrefillMode::micro}) {
+        constexpr uint32_t kSlots = 24;  // half of all experts: the first six of each layer
+        ASSERT_NO_FATAL_FAILURE(start({.tokens = 40}, 13, kLayers));
+        ASSERT_NO_FATAL_FAILURE(warm(kSlots, {}, mode));
+        const uint32_t limit = runtime_->fetcher->cache().guest_limit(0);
+        EXPECT_EQ(limit, kSlots / 4);
+        for (int turn = 0; turn < 3; ++turn) {
+            for (uint32_t l = 0; l < kLayers; ++l) ASSERT_NO_FATAL_FAILURE(choose(l, 6, 6));
+            ASSERT_EQ(compute(false, kPrompt), GGML_STATUS_SUCCESS);
+            expect_same("foreign");
+        }
+        uint32_t kept = 0;
+        for (uint32_t l = 0; l < kLayers; ++l) {
+            for (uint32_t e = 0; e < 6; ++e) kept += runtime_->fetcher->resident(store_->record(l, e)) ? 1 : 0;
+        }
+        EXPECT_GE(kept, kSlots - limit) << "of what decode had";
+        EXPECT_LE(runtime_->fetcher->cache().n_guests(0), limit);
+    }
+}
+
+// A read of the next layer that fails is nobody's failure until somebody wants it, and then it is read again.
+TEST_F(PrefillTest, AReadAheadThatFailsIsReadAgain) {
+    ASSERT_NO_FATAL_FAILURE(start({.tokens = 40}, 15, kLayers));
+    ASSERT_NO_FATAL_FAILURE(stream(48, {}));
+    runtime_->prefill_mode = PrefillMode::macro;
+    ASSERT_EQ(compute(false, kPrompt), GGML_STATUS_SUCCESS);
+    const uint64_t reads = engine_->counters().reads;
+    for (uint64_t k = 0; k < reads; ++k) {
+        ASSERT_NO_FATAL_FAILURE(stream(48, {.seed = k, .channels = 3, .jitter = 4, .shuffle = true}));
+        runtime_->prefill_mode = PrefillMode::macro;
+        engine_->fault_at(k, io::Fault::error());
+        ASSERT_EQ(compute(false, kPrompt), GGML_STATUS_SUCCESS) << k << ": " << executor_->last_error().message();
+        expect_same(fmt::format("fault at read {}", k));
+        if (HasFailure()) return;
+    }
+}
+
+// A prompt that is given up between two layers leaves nothing behind: the next one is right, and the slots are free.
+TEST_F(PrefillTest, APromptGivenUpHalfwayLeavesNothing) {
+    for (const uint32_t slots : {4U, 13U, 30U, 48U}) {
+        for (uint32_t stop = 1; stop < kLayers; ++stop) {
+            ASSERT_NO_FATAL_FAILURE(start({.tokens = 40}, 17 + stop, kLayers));
+            ASSERT_NO_FATAL_FAILURE(stream(slots, {.seed = stop, .channels = 2, .jitter = 3, .shuffle = true}));
+            runtime_->prefill_mode = PrefillMode::macro;
+            pass_ = std::make_unique<trace::Pass>(ticking_, ~trace::PartMask{0});
+            pass_->told = kPrompt;
+            pass_->ledger.start();
+            executor_->begin_graph();
+            for (uint32_t l = 0; l < stop; ++l)
+                ASSERT_EQ(executor_->compute(blocks_[l]->graph, *pass_), GGML_STATUS_SUCCESS);
+            ASSERT_NO_FATAL_FAILURE(reallocate());
+            ASSERT_EQ(compute(false, trace::Phase::decode), GGML_STATUS_SUCCESS) << executor_->last_error().message();
+            expect_same("after a prompt that was given up");
+            ASSERT_NO_FATAL_FAILURE(reallocate());
+            ASSERT_EQ(compute(false, kPrompt), GGML_STATUS_SUCCESS);
+            expect_same("once more");
+            while (runtime_->fetcher->reading()) {
+                clock_.advance_to(clock_.now() + 1'000'000'000);
+                runtime_->fetcher->look();
+            }
+            EXPECT_EQ(runtime_->fetcher->cache().total_leases(), 0U);
             if (HasFailure()) return;
         }
     }

@@ -53,17 +53,21 @@ std::string name(const Flags& f) {
            (f.flash ? " fa" : " no-fa");
 }
 
-// How experts are computed while others are read.
+// How experts are computed while others are read, and how a prompt's are read.
 struct Mode {
     const char* name;
     bool overlap;
     unsigned wave;
+    sluice::PrefillMode prefill;
 };
-constexpr Mode kModes[] = {{"as they come", true, 1},
-                           {"in twos", true, 2},
-                           {"in fours", true, 4},
-                           {"all at once", true, 64},
-                           {"no overlap", false, 0}};
+using enum sluice::PrefillMode;
+constexpr Mode kModes[] = {{"as they come", true, 1, automatic},
+                           {"in twos", true, 2, macro},
+                           {"in fours", true, 4, automatic},
+                           {"all at once", true, 64, automatic},
+                           {"no overlap", false, 0, automatic},
+                           {"macro", true, 1, macro},
+                           {"micro", true, 1, micro}};
 
 // A copy of the model in a directory of its own, which disappears with this.
 class Copied {
@@ -358,6 +362,7 @@ int main(int argc, char** argv) {
         config.cache_bytes = size.bytes;
         config.overlap = mode.overlap;
         config.wave = mode.wave;
+        config.prefill_mode = mode.prefill;
         if (copied) {
             config.store = copied->store();
             config.mirrors = copied->mirrors();
@@ -380,11 +385,11 @@ int main(int argc, char** argv) {
             got.ok && got.logits.size() == want.logits.size() && differing == 0 && got.state == want.state;
         if (!same) {
             ++failures;
-            std::printf("DIFFERS  %-22s %-18s %-13s ran %d, logits %zu of %zu differ, state %s %s\n",
+            std::printf("DIFFERS  %-22s %-18s %-14s ran %d, logits %zu of %zu differ, state %s %s\n",
                         name(flags).c_str(), size.name, mode.name, got.ok ? 1 : 0, differing, want.logits.size(),
                         got.state == want.state ? "same" : "differs", sluice::last_error().c_str());
         } else {
-            std::printf("same     %-22s %-18s %-13s %zu logits\n", name(flags).c_str(), size.name, mode.name,
+            std::printf("same     %-22s %-18s %-14s %zu logits\n", name(flags).c_str(), size.name, mode.name,
                         want.logits.size());
         }
     }

@@ -665,5 +665,83 @@ TEST(LayerClock, KnowsTypicalAndSlowVisitsAndTheWayThere) {
               *layers.typical(2) + *layers.typical(3) + *layers.typical(0) + *layers.typical(1));
 }
 
+// ---- a layer that is next
+
+TEST_F(SchedulerTest, ALayerIsReadAheadInTheOrderOfTheFileAndNeverBesideExactReads) {
+    Scheduler::Options options;
+    options.max_ahead = 3;
+    start(options);
+    const RecordId exact = store_->record(0, 5);
+    lease({exact});
+    Batch batch;
+    want(batch, {exact});
+    const std::vector<RecordId> next{store_->record(1, 0), store_->record(1, 1), store_->record(1, 2)};
+    scheduler_->read_ahead(next);
+    EXPECT_EQ(engine_->outstanding(), 3U) << "the exact one's components alone";
+    ASSERT_TRUE(scheduler_->wait(batch).ok());
+    scheduler_->pump();
+    EXPECT_EQ(engine_->outstanding(), 3U) << "as many as may be at the device";
+    for (int i = 0; i < 100 && scheduler_->reading(); ++i) {
+        clock_.advance_to(clock_.now() + 1'000'000);
+        scheduler_->pump();
+        EXPECT_LE(engine_->outstanding(), 3U);
+    }
+    uint64_t last = 0;
+    for (const io::SimRead& r : engine_->history()) {
+        if (r.op.offset + r.op.length <= store_->extent(next[0], 0).offset) continue;
+        EXPECT_GT(r.op.offset + 1, last);
+        last = r.op.offset;
+    }
+    for (const RecordId r : next) expect_bytes(r);
+    EXPECT_EQ(
+        scheduler_->counters().ahead_bytes,
+        3 * (store_->extent(next[0], 0).bytes + store_->extent(next[0], 1).bytes + store_->extent(next[0], 2).bytes));
+    EXPECT_EQ(scheduler_->live(), 0U);
+    release({exact});
+    EXPECT_EQ(slots_->cache().total_leases(), 0U);
+}
+
+TEST_F(SchedulerTest, WhatIsReadAheadIsJoinedAndTheRestIsDropped) {
+    Scheduler::Options options;
+    options.max_ahead = 2;
+    start(options);
+    const std::vector<RecordId> next{store_->record(1, 0), store_->record(1, 1), store_->record(1, 2)};
+    scheduler_->read_ahead(next);
+    lease({next[0], next[2]});
+    Batch batch;
+    want(batch, {next[0], next[2]});
+    EXPECT_EQ(scheduler_->counters().joins, 6U);
+    scheduler_->drop_ahead();
+    ASSERT_TRUE(scheduler_->wait(batch).ok());
+    expect_bytes(next[0]);
+    expect_bytes(next[2]);
+    drain();
+    EXPECT_TRUE(slots_->ready(next[1], 0)) << "it was at the device already";
+    EXPECT_FALSE(slots_->ready(next[1], 1));
+    EXPECT_EQ(scheduler_->counters().promotions, 0U) << "nobody predicted anything";
+    release({next[0], next[2]});
+    EXPECT_EQ(scheduler_->live(), 0U);
+}
+
+TEST_F(SchedulerTest, AReadAheadThatFailsIsReadAnewForWhoWantsIt) {
+    start();
+    const RecordId r = store_->record(1, 0);
+    engine_->fault_at(0, io::Fault::error());
+    scheduler_->read_ahead(std::vector{r});
+    for (int i = 0; i < 100 && scheduler_->reading(); ++i) {
+        clock_.advance_to(clock_.now() + 1'000'000);
+        scheduler_->pump();
+    }
+    EXPECT_FALSE(slots_->ready(r, 0));
+    EXPECT_TRUE(slots_->ready(r, 1));
+    lease({r});
+    Batch batch;
+    want(batch, {r});
+    EXPECT_TRUE(scheduler_->wait(batch).ok());
+    expect_bytes(r);
+    release({r});
+    EXPECT_EQ(slots_->cache().total_leases(), 0U);
+}
+
 }  // namespace
 }  // namespace sluice::sched
