@@ -932,10 +932,7 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
     const auto ask = [&] {
         parts_.clear();
         for (; asked < leased; ++asked) parts_.push_back({records_[asked], which});
-        if (parts_.empty()) return;
-        fetcher.request(batch, parts_, pass_);
-        ++phase(runtime).waves;
-        ++pass_->waves;
+        if (!parts_.empty()) fetcher.request(batch, parts_, pass_);
     };
     const auto give_up = [&](ggml_status status) {
         fetcher.give_up(batch);
@@ -943,7 +940,10 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
         return status;
     };
     const cache::CacheCounters evicted_before = fetcher.cache().counters();
-    const size_t room = leased;
+    const size_t room = std::max<size_t>(1, leased);
+    const size_t rounds = (records_.size() + room - 1) / room;
+    phase(runtime).waves += rounds;
+    pass_->waves += static_cast<int64_t>(rounds);
     while (gone < records_.size()) {
         while (gone == leased) {
             if (!fetcher.wait_for_any(pass_))
