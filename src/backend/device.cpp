@@ -39,6 +39,7 @@ struct Global {
     std::map<std::tuple<uint64_t, uint64_t, bool>, std::weak_ptr<ModelState>> models;
     std::string compute_error;
     std::atomic<bool> has_compute_error{false};  // so that a graph that went well need not take the lock
+    std::atomic<bool> stopped{false};
     Stats ended;  // of models that are freed: their counts, and the cache of the last one
 };
 
@@ -275,7 +276,12 @@ struct Context {
     std::shared_ptr<trace::Pass> pass;
     std::atomic<std::thread::id> thread;  // that began its newest graph
     bool tried = false;                   // it has computed something besides trial runs
+    Stop stop;                            // what its llama context was told
 };
+
+bool is_stopped(void* context) {
+    return global().stopped.load(std::memory_order_relaxed) || static_cast<Context*>(context)->stop();
+}
 
 // The pass of the graph that this thread is computing.
 thread_local std::shared_ptr<trace::Pass> t_pass;
@@ -416,7 +422,9 @@ void backend_free(ggml_backend_t b) {
 
 ggml_status backend_compute(ggml_backend_t b, ggml_cgraph* graph) {
     auto* c = static_cast<Context*>(b->context);
-    const ggml_status status = c->executor->compute(graph, *c->pass);
+    ggml_status status = c->executor->compute(graph, *c->pass);
+    // To a host that was not asked: it would try an aborted batch again.
+    if (status == GGML_STATUS_ABORTED && global().stopped && !c->stop()) status = GGML_STATUS_FAILED;
     if (status == GGML_STATUS_FAILED || global().has_compute_error.load()) {
         const std::lock_guard<std::mutex> lock(global().mutex);
         global().compute_error = c->executor->last_error().message();
@@ -465,7 +473,8 @@ void backend_synchronize(ggml_backend_t b) {
 }
 
 void backend_set_abort_callback(ggml_backend_t b, ggml_abort_callback callback, void* data) {
-    const auto* c = static_cast<Context*>(b->context);
+    auto* c = static_cast<Context*>(b->context);
+    c->stop = {callback, data};
     if (const auto set = cpu_function<ggml_backend_set_abort_callback_t>("ggml_backend_set_abort_callback")) {
         set(c->cpu, callback, data);
     }
@@ -491,6 +500,7 @@ ggml_backend_t init_backend(ggml_backend_dev_t, const char*) {
     auto* context = new Context();
     context->cpu = cpu;
     context->executor = std::make_unique<exec::MoeExecutor>(cpu, weight_of);
+    context->executor->set_stop({is_stopped, context});
     context->own_pass = std::make_shared<trace::Pass>(SystemClock::instance(), 0);
     context->pass = context->own_pass;
     {
@@ -743,6 +753,38 @@ Stats collect_stats() {
     if (!models.empty()) show_cache(sum, cache);
     sum.dense_bytes = dense_bytes_loaded();
     return sum;
+}
+
+namespace {
+
+InFlight look_in_flight(bool wait) {
+    InFlight sum;
+    for (const auto& model : live_models()) {
+        exec::ModelRuntime& runtime = model->runtime();
+        const std::lock_guard<std::mutex> lock(runtime.mutex);
+        if (runtime.fetcher == nullptr) continue;
+        runtime.fetcher->look();
+        while (wait && runtime.fetcher->scheduler().live() > 0 && runtime.fetcher->wait_for_any()) {
+        }
+        sum.leases += runtime.fetcher->cache().total_leases();
+        sum.reads += runtime.fetcher->scheduler().live();
+    }
+    return sum;
+}
+
+}  // namespace
+
+InFlight in_flight() {
+    return look_in_flight(false);
+}
+
+InFlight settle() {
+    return look_in_flight(true);
+}
+
+void stop_all() {
+    global().stopped = true;
+    abandon_reads();
 }
 
 // Of another thread's graphs only those whose output is computed are known to be over.

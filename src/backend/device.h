@@ -23,6 +23,19 @@ bool models_are_loaded();
 // thread that ends the process, or that runs the contexts.
 void finish_rows();
 
+// What requests hold of all models that are loaded. Between two requests leases belong to reads that were given up and
+// have not come yet: never more leases than reads.
+struct InFlight {
+    uint64_t leases = 0, reads = 0;
+};
+InFlight in_flight();
+// The same after waiting until nothing is on its way any more.
+InFlight settle();
+
+// The program is about to end: every graph that is being computed fails within one layer, and so do those that come;
+// and models are freed without waiting for their reads. May be called by any thread.
+void stop_all();
+
 Stats collect_stats();
 void reset_counters();
 std::string last_compute_error();

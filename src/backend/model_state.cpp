@@ -1,6 +1,7 @@
 #include "backend/model_state.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "backend/cpu_hooks.h"
@@ -112,7 +113,22 @@ io::EngineOptions engine_options(const Config& config, const store::RecordStore&
     return options;
 }
 
+WrapEngine& engine_wrap() {
+    static WrapEngine wrap;
+    return wrap;
+}
+
+std::atomic<bool> g_reads_abandoned{false};
+
 }  // namespace
+
+void abandon_reads() {
+    g_reads_abandoned = true;
+}
+
+void wrap_engines(WrapEngine wrap) {
+    engine_wrap() = std::move(wrap);
+}
 
 std::vector<ggml_backend_buffer_type_t> extra_buffer_types() {
     std::vector<ggml_backend_buffer_type_t> types;
@@ -175,6 +191,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     auto engine = io::make_engine(engine_options(config, *state->store_, drive.ok() && drive->honours_priorities()));
     if (!engine.ok()) return engine.status();
     state->engine_ = std::move(engine->engine);
+    if (engine_wrap()) state->engine_ = engine_wrap()(std::move(state->engine_));
     if (!engine->note.empty()) log(LogLevel::warn, "{}", engine->note);
 
     if (Status s = state->choose_forms(); !s.ok()) return s;
@@ -214,6 +231,11 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
 
 ModelState::~ModelState() {
     if (on_end != nullptr) on_end(*this);
+    if (g_reads_abandoned && runtime_.fetcher != nullptr && runtime_.fetcher->scheduler().live() > 0) {
+        (void)runtime_.fetcher.release();
+        (void)engine_.release();
+        (void)store_.release();
+    }
     for (ggml_backend_buffer_t b : form_buffers_) ggml_backend_buffer_free(b);
 }
 

@@ -5,6 +5,7 @@
 #include <ggml-backend.h>
 #include <ggml.h>
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -64,6 +65,14 @@ class ModelState {
     std::vector<ggml_backend_buffer_t> form_buffers_;
     std::vector<std::pair<std::string, exec::WeightRef>> weights_;  // sorted by name
 };
+
+// For gates and tests: every engine made from now on is what `wrap` makes of it. Null: itself.
+using WrapEngine = std::function<std::unique_ptr<io::Engine>(std::unique_ptr<io::Engine>)>;
+void wrap_engines(WrapEngine wrap);
+
+// The process is about to end: models that are freed from now on leave what their reads may still write to in memory,
+// instead of waiting for reads that may never come.
+void abandon_reads();
 
 // The extra buffer types of the CPU backend (repacked layouts), in its order of preference.
 std::vector<ggml_backend_buffer_type_t> extra_buffer_types();

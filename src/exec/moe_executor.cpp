@@ -208,6 +208,7 @@ void MoeExecutor::place_early() {
 }
 
 ggml_status MoeExecutor::fail(Status status) {
+    if (status.code() == Code::cancelled) return GGML_STATUS_ABORTED;
     last_error_ = std::move(status);
     log(LogLevel::error, "{}", last_error_.message());
     return GGML_STATUS_FAILED;
@@ -473,7 +474,7 @@ auto MoeExecutor::accounted(ModelRuntime& runtime, uint32_t set, F&& reading) {
 // Makes components of leased records ready.
 Status MoeExecutor::load(ModelRuntime& runtime, uint32_t set, std::span<const RecordId> records,
                          sched::ComponentMask which) {
-    return accounted(runtime, set, [&] { return runtime.fetcher->load(records, which, pass_); });
+    return accounted(runtime, set, [&] { return runtime.fetcher->load(records, which, pass_, stop_); });
 }
 
 void MoeExecutor::count_evictions(ModelRuntime& runtime, const cache::CacheCounters& before) {
@@ -497,6 +498,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     if (status != GGML_STATUS_SUCCESS) return status;
     end_block();
     let_go();
+    if (stop_()) return GGML_STATUS_ABORTED;
 
     ModelRuntime& runtime = *weight.runtime;
     std::unique_lock<std::mutex> lock(runtime.mutex, std::try_to_lock);
@@ -535,7 +537,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     const cache::CacheCounters evicted_before = fetcher.cache().counters();
     size_t leased = fetcher.lease(records_, seat_in(mode_));
     // Reads that were begun for another prompt may still hold every slot.
-    while (leased == 0 && fetcher.wait_for_any(pass_)) leased = fetcher.lease(records_, seat_in(mode_));
+    while (leased == 0 && fetcher.wait_for_any(pass_, stop_)) leased = fetcher.lease(records_, seat_in(mode_));
     count_evictions(runtime, evicted_before);
     if (leased < records_.size()) {
         status = accounted(runtime, weight.set, [&] { return run_in_waves(node, weight, leased); });
@@ -680,7 +682,7 @@ ggml_status MoeExecutor::run_as_they_come(ggml_tensor* node, const WeightRef& we
             std::partition(left.begin(), left.end(), [&](RecordId r) { return fetcher.ready(r, which); });
         const auto n = static_cast<size_t>(there - left.begin());
         if (n < std::min<size_t>(std::max(1U, weight.runtime->wave), left.size())) {
-            if (Status s = fetcher.wait_some(*batch_, pass_); !s.ok()) return fail(std::move(s));
+            if (Status s = fetcher.wait_some(*batch_, pass_, stop_); !s.ok()) return fail(std::move(s));
             continue;
         }
         const ggml_status status = run_gathered(node, weight, left.first(n));
@@ -722,7 +724,7 @@ ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
     for (size_t left = rows; left > 0;) {
         const size_t finished = append_ready_ranks(weight);
         if (ggml_graph_n_nodes(graph_) == 0) {
-            if (Status s = fetcher.wait_some(*batch_, pass_); !s.ok()) return fail(std::move(s));
+            if (Status s = fetcher.wait_some(*batch_, pass_, stop_); !s.ok()) return fail(std::move(s));
             continue;
         }
         left -= finished;
@@ -946,8 +948,10 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
     pass_->waves += static_cast<int64_t>(rounds);
     while (gone < records_.size()) {
         while (gone == leased) {
-            if (!fetcher.wait_for_any(pass_))
+            if (!fetcher.wait_for_any(pass_, stop_)) {
+                if (stop_()) return give_up(GGML_STATUS_ABORTED);
                 return give_up(fail(error(Code::internal, "no slot is free although nothing is leased")));
+            }
             leased += fetcher.lease(std::span(records_).subspan(leased), seat_in(mode_));
         }
         ask();
@@ -961,7 +965,7 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
         }
         const size_t least = std::min(open, runtime.overlap ? std::max<size_t>(1, runtime.wave) : open);
         if (group_.size() < least) {
-            if (Status s = fetcher.wait_some(batch, pass_); !s.ok()) return give_up(fail(std::move(s)));
+            if (Status s = fetcher.wait_some(batch, pass_, stop_); !s.ok()) return give_up(fail(std::move(s)));
             continue;
         }
         // Half of them at a time: while these compute, the others are read.

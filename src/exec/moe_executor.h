@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/stop.h"
 #include "exec/early_nodes.h"
 #include "exec/model_runtime.h"
 #include "exec/rank_block.h"
@@ -35,6 +36,9 @@ class MoeExecutor {
     // results are then undefined, as ggml has it. What it costs is counted in `pass`.
     ggml_status compute(ggml_cgraph* graph, trace::Pass& pass);
     [[nodiscard]] const Status& last_error() const { return last_error_; }
+    // Asked between launches and while reads do not come; compute() then ends with GGML_STATUS_ABORTED, as the CPU
+    // backend does, which asks between nodes.
+    void set_stop(Stop stop) { stop_ = stop; }
     // The next compute() is of a new pass through the model, of which a graph may be only a part.
     void begin_graph() { counted_set_ = earlier_set_ = UINT32_MAX; }
 
@@ -120,6 +124,7 @@ class MoeExecutor {
 
     ggml_backend_t cpu_;
     WeightLookup weight_of_;
+    Stop stop_;
     trace::Pass* pass_ = nullptr;  // of the graph at hand
     uint32_t set_ = UINT32_MAX;    // of the block whose nodes are appended
     int32_t layer_of_set_ = -1;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "io/file.h"
 
@@ -56,6 +57,8 @@ class Engine {
     // Blocks until at least one outstanding read has completed, then returns as many completions as are there and fit.
     // Returns 0 only if nothing is outstanding. Completions come in any order.
     virtual size_t wait(std::span<Completion> out) = 0;
+    // Like wait(), but gives up after about `most`, and returns 0 then. Reads go on meanwhile.
+    virtual size_t wait_for(std::span<Completion> out, [[maybe_unused]] Nanos most) { return wait(out); }
     // The same without blocking: what has completed by now, if anything. Only wait() gives up reads that the kernel
     // will not take, so who polls must sometimes wait.
     virtual size_t poll(std::span<Completion> out) = 0;

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -88,8 +89,9 @@ class PoolEngine final : public Engine {
         }
     }
 
-    size_t wait(std::span<Completion> out) override { return hand_out(out, true); }
-    size_t poll(std::span<Completion> out) override { return hand_out(out, false); }
+    size_t wait(std::span<Completion> out) override { return hand_out(out, kForEver); }
+    size_t wait_for(std::span<Completion> out, Nanos most) override { return hand_out(out, std::max<Nanos>(most, 0)); }
+    size_t poll(std::span<Completion> out) override { return hand_out(out, 0); }
 
     [[nodiscard]] size_t outstanding() const override { return outstanding_; }
     // Only the thread that submits and waits changes them.
@@ -97,11 +99,18 @@ class PoolEngine final : public Engine {
     [[nodiscard]] const char* name() const override { return options_.name; }
 
   private:
-    size_t hand_out(std::span<Completion> out, bool block) {
+    static constexpr Nanos kForEver = -1;
+
+    size_t hand_out(std::span<Completion> out, Nanos most) {
         assert(!out.empty());
         if (outstanding_ == 0) return 0;
         std::unique_lock lock(mutex_);
-        if (block) finished_.wait(lock, [this] { return !over_.empty(); });
+        const auto some = [this] { return !over_.empty(); };
+        if (most == kForEver) {
+            finished_.wait(lock, some);
+        } else if (most > 0) {
+            finished_.wait_for(lock, std::chrono::nanoseconds(most), some);
+        }
         const size_t n = reads_.hand_out(over_, out);
         outstanding_ -= n;
         return n;

@@ -84,6 +84,17 @@ size_t SimEngine::wait(std::span<Completion> out) {
     return hand_out(out);
 }
 
+size_t SimEngine::wait_for(std::span<Completion> out, Nanos most) {
+    assert(!out.empty());
+    const Nanos end = clock_.now() + most;
+    run_until(clock_.now());
+    while (over_.empty() && !active_.empty() && clock_.now() < end) {
+        clock_.advance_to(std::min(next_event(), end));
+        run_until(clock_.now());
+    }
+    return hand_out(out);
+}
+
 size_t SimEngine::poll(std::span<Completion> out) {
     assert(!out.empty());
     run_until(clock_.now());

@@ -145,6 +145,8 @@ class SimEngine final : public Engine {
 
     void submit(std::span<const ReadOp> batch) override;
     size_t wait(std::span<Completion> out) override;
+    // Moves the clock by `most` at the most.
+    size_t wait_for(std::span<Completion> out, Nanos most) override;
     // Time stands still meanwhile.
     size_t poll(std::span<Completion> out) override;
     [[nodiscard]] size_t outstanding() const override { return reads_.size() + over_.size(); }

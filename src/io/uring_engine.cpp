@@ -2,6 +2,7 @@
 
 #include <liburing.h>
 #include <linux/ioprio.h>
+#include <poll.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -80,6 +81,20 @@ class UringEngine final : public Engine {
             advance(over_.empty() && reads_.size() > 0 ? 1 : 0);
             if (!over_.empty()) return reads_.hand_out(over_, out);
             if (reads_.size() == 0) return 0;
+        }
+    }
+
+    size_t wait_for(std::span<Completion> out, Nanos most) override {
+        const Nanos end = SystemClock::instance().now() + most;
+        for (;;) {
+            const size_t n = poll(out);
+            if (n > 0 || reads_.size() == 0) return n;
+            // The kernel will not take what is prepared: only wait() gives that up, and soon.
+            if (in_kernel_ == 0) return wait(out);
+            const Nanos left = end - SystemClock::instance().now();
+            if (left <= 0) return 0;
+            pollfd ring = {.fd = ring_.ring_fd, .events = POLLIN, .revents = 0};
+            (void)::poll(&ring, 1, static_cast<int>(std::min<Nanos>((left + 999'999) / 1'000'000, INT32_MAX)));
         }
     }
 

@@ -97,11 +97,11 @@ void Fetcher::request(Batch& batch, std::span<const Scheduler::Part> parts, trac
     if (!parts.empty()) scheduler_->want(batch, parts, wish_of(parts[0].record, pass));
 }
 
-Status Fetcher::load(std::span<const RecordId> leased, ComponentMask which, trace::Pass* pass) {
+Status Fetcher::load(std::span<const RecordId> leased, ComponentMask which, trace::Pass* pass, Stop stop) {
     if (leased.empty()) return {};
     Batch batch;
     scheduler_->want(batch, leased, which, wish_of(leased[0], pass));
-    Status status = scheduler_->wait(batch, pass);
+    Status status = scheduler_->wait(batch, pass, stop);
     scheduler_->abandon(batch);  // of a wait that could not go on
     return status;
 }

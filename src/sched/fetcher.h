@@ -1,6 +1,7 @@
 // Owns: what one layer's visit does with the cache: lease its experts, have what is missing read, give them back.
 // Keeps: a component is there only after all its bytes arrived, were verified where that is possible, and were
-// converted where slots hold another form than the file; when load() returns, none of its reads is still on its way.
+// converted where slots hold another form than the file; when load() returns without having been stopped, none of its
+// reads is still on its way.
 #pragma once
 
 #include <cstdint>
@@ -63,16 +64,19 @@ class Fetcher {
     // Makes the components in `which` of all `leased` records ready. On error some records may have become ready and
     // stay so; the error names file, offset, length, layer and expert. The leases stay either way. `pass`, if given,
     // is told where the time went and of every read.
-    Status load(std::span<const RecordId> leased, ComponentMask which, trace::Pass* pass = nullptr);
+    // `stop` ends it with Code::cancelled.
+    Status load(std::span<const RecordId> leased, ComponentMask which, trace::Pass* pass = nullptr, Stop stop = {});
 
     // The same in steps, for who computes meanwhile: asks for parts of leased records, in the order in which they will
     // be needed; waits until at least one more has come; looks what has come without waiting. wait_some() says what
     // went wrong first, if anything. Who does not wait to the end gives the batch up before its leases.
     void request(Batch& batch, std::span<const Scheduler::Part> parts, trace::Pass* pass = nullptr);
-    Status wait_some(Batch& batch, trace::Pass* pass = nullptr) { return scheduler_->wait_some(batch, pass); }
+    Status wait_some(Batch& batch, trace::Pass* pass = nullptr, Stop stop = {}) {
+        return scheduler_->wait_some(batch, pass, stop);
+    }
     void look(trace::Pass* pass = nullptr) { scheduler_->pump(pass); }
-    // Until any read ends, whoever wanted it; its slot may be free then. False if none is on its way.
-    bool wait_for_any(trace::Pass* pass = nullptr) { return scheduler_->wait_for_any(pass); }
+    // Until any read ends, whoever wanted it; its slot may be free then. False if none is on its way, or stopped.
+    bool wait_for_any(trace::Pass* pass = nullptr, Stop stop = {}) { return scheduler_->wait_for_any(pass, stop); }
     void give_up(Batch& batch) { scheduler_->abandon(batch); }
     [[nodiscard]] bool ready(RecordId record, ComponentMask which) const { return slots_->has(record, which); }
     // Whether reads are on their way, or are to be as soon as somebody looks.
@@ -112,7 +116,7 @@ class Fetcher {
     io::Engine& engine_;
     const Clock& clock_;
     std::unique_ptr<Scheduler> scheduler_;
-    uint32_t ahead_ = kNoSet;    // the set that was read ahead last
+    uint32_t ahead_ = kNoSet;  // the set that was read ahead last
     bool prompt_ = false;
     std::vector<RecordId> ahead_records_;
     uint32_t set_ = kNoSet;  // entered last in decode, when, and the waits until then

@@ -14,6 +14,9 @@
 namespace sluice::sched {
 namespace {
 
+// How often somebody who may be stopped is asked while a read does not come.
+constexpr Nanos kStopInterval = 10'000'000;
+
 constexpr size_t place_of(Class cls) {
     return static_cast<size_t>(cls);
 }
@@ -763,33 +766,35 @@ void Scheduler::pump(trace::Pass* pass) {
     submit();
 }
 
-Status Scheduler::wait(Batch& batch, trace::Pass* pass) {
-    return wait_until(batch, 0, pass);
+Status Scheduler::wait(Batch& batch, trace::Pass* pass, Stop stop) {
+    return wait_until(batch, 0, pass, stop);
 }
 
-Status Scheduler::wait_some(Batch& batch, trace::Pass* pass) {
-    return batch.done() ? batch.status() : wait_until(batch, batch.pending_ - 1, pass);
+Status Scheduler::wait_some(Batch& batch, trace::Pass* pass, Stop stop) {
+    return batch.done() ? batch.status() : wait_until(batch, batch.pending_ - 1, pass, stop);
 }
 
-void Scheduler::wait_and_handle(trace::Pass* pass) {
+size_t Scheduler::wait_and_handle(trace::Pass* pass, Stop stop) {
     std::array<io::Completion, kPieces> done;
     const Nanos t0 = clock_.now();
     size_t n = 0;
     {
         const trace::MaybeDuring waiting(pass != nullptr ? &pass->ledger : nullptr, trace::Part::wait_read);
-        n = engine_.wait(done);
+        n = stop.possible() ? engine_.wait_for(done, kStopInterval) : engine_.wait(done);
     }
     counters_.wait += clock_.now() - t0;
     handle(std::span(done).first(n), pass);
+    return n;
 }
 
-bool Scheduler::wait_for_any(trace::Pass* pass) {
-    if (at_device_ == 0) return false;
-    wait_and_handle(pass);
-    return true;
+bool Scheduler::wait_for_any(trace::Pass* pass, Stop stop) {
+    while (at_device_ > 0 && !stop()) {
+        if (wait_and_handle(pass, stop) > 0) return true;
+    }
+    return false;
 }
 
-Status Scheduler::wait_until(Batch& batch, uint32_t pending, trace::Pass* pass) {
+Status Scheduler::wait_until(Batch& batch, uint32_t pending, trace::Pass* pass, Stop stop) {
     bool dropped = false;
     while (batch.pending_ > pending) {
         if (!batch.status().ok() && !dropped) {
@@ -808,7 +813,11 @@ Status Scheduler::wait_until(Batch& batch, uint32_t pending, trace::Pass* pass) 
         submit();
         if (pass != nullptr) pass->queue_depth_max = std::max(pass->queue_depth_max, static_cast<int64_t>(at_device_));
         if (at_device_ == 0) return error(Code::internal, "a read is wanted, but none can be given to the device");
-        wait_and_handle(pass);
+        if (stop()) {
+            abandon(batch);
+            return error(Code::cancelled, "stopped while reading");
+        }
+        (void)wait_and_handle(pass, stop);
     }
     return batch.status();
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/stop.h"
 #include "io/engine.h"
 #include "sched/admission.h"
 #include "sched/drives.h"
@@ -138,11 +139,12 @@ class Scheduler {
     // Handles what has ended and gives the device more, without waiting.
     void pump(trace::Pass* pass = nullptr);
     // Until nothing of the batch is pending. After a failure, what the batch has not given to the device is cancelled.
-    Status wait(Batch& batch, trace::Pass* pass = nullptr);
+    // `stop` ends the wait with Code::cancelled, also while a read does not come; the batch is abandoned then.
+    Status wait(Batch& batch, trace::Pass* pass = nullptr, Stop stop = {});
     // Until at least one more of what the batch waits for has ended, or nothing of it is pending. Its status so far.
-    Status wait_some(Batch& batch, trace::Pass* pass = nullptr);
-    // Until any read at the device ends. False if none is there.
-    bool wait_for_any(trace::Pass* pass = nullptr);
+    Status wait_some(Batch& batch, trace::Pass* pass = nullptr, Stop stop = {});
+    // Until any read at the device ends, whoever wanted it. False if none is there, or if it was stopped.
+    bool wait_for_any(trace::Pass* pass = nullptr, Stop stop = {});
     // Nothing is wanted any more for batches of this owner, nor its hints: what is queued ends, what is at the device
     // becomes an ordinary cache entry if it arrives whole. No read is waited for.
     void cancel(Owner owner);
@@ -194,7 +196,7 @@ class Scheduler {
     Index make_ticket(RecordId record, uint32_t component, Nanos now);
     Index make_exact_ticket(RecordId record, uint32_t component, Nanos now);
     void want_one(Batch& batch, RecordId record, ComponentMask which, const Wish& wish, Nanos now);
-    Status wait_until(Batch& batch, uint32_t pending, trace::Pass* pass);
+    Status wait_until(Batch& batch, uint32_t pending, trace::Pass* pass, Stop stop);
     bool take_lease(Ticket& t, cache::Seat seat = cache::Seat::member);
     [[nodiscard]] bool exact_queued() const { return queues_[0].head != kNone || queues_[1].head != kNone; }
     [[nodiscard]] uint32_t hints() const { return queues_[3].n + queues_[4].n + queues_[5].n; }
@@ -217,7 +219,7 @@ class Scheduler {
     void note_rescue(const Ticket& t);
     void submit();
     void handle(std::span<const io::Completion> done, trace::Pass* pass);
-    void wait_and_handle(trace::Pass* pass);
+    size_t wait_and_handle(trace::Pass* pass, Stop stop);
     void piece_done(const io::Completion& done, Nanos now, trace::Pass* pass);
     void attempt_over(Index t, trace::Pass* pass);
     void publish(Index t, trace::Pass* pass);

@@ -71,6 +71,28 @@ TEST_P(Contract, EveryByteOfTheFileArrives) {
     EXPECT_EQ(first_wrong(buffer.span().first(file_bytes), 0), file_bytes);
 }
 
+TEST_P(Contract, WaitingForALimitedTimeLosesNothing) {
+    constexpr uint32_t step = 64 * KiB;
+    const Buffer buffer(align_up(file_bytes, step));
+    std::vector<ReadOp> batch;
+    for (uint64_t at = 0; at + step < file_bytes; at += step) batch.push_back(op(at, step, buffer.data() + at, at));
+    std::array<Completion, 3> some;
+    EXPECT_EQ(engine_->wait_for(some, 1'000'000), 0U) << "nothing is asked";
+    engine_->submit(batch);
+    std::set<uint64_t> seen;
+    for (Nanos most = 0; engine_->outstanding() > 0; most += 1000) {
+        const size_t before = engine_->outstanding();
+        const size_t n = engine_->wait_for(some, most);
+        EXPECT_EQ(engine_->outstanding(), before - n);
+        for (size_t i = 0; i < n; ++i) {
+            EXPECT_EQ(some[i].error, 0);
+            EXPECT_TRUE(seen.insert(some[i].tag).second);
+        }
+    }
+    EXPECT_EQ(seen.size(), batch.size());
+    EXPECT_EQ(first_wrong(buffer.span().first(batch.size() * step), 0), batch.size() * step);
+}
+
 TEST_P(Contract, UnalignedEndsAndTags) {
     std::mt19937_64 random(3);
     const Buffer buffer(64 * 8192);

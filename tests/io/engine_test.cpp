@@ -292,6 +292,32 @@ TEST(Pool, ThreadsAreNamedAndTakeNoSignals) {
     EXPECT_FALSE(crash_blocked);
 }
 
+// A read that hangs keeps nobody who limits his wait; when it comes, it is handed out.
+TEST(Pool, AReadThatHangsIsWaitedForOnlySoLong) {
+    const TempFile temp(2 * 4096);
+    const File file = temp.open(Access::buffered);
+    const Buffer buffer(2 * 4096);
+    std::mutex hang;
+    std::unique_lock held(hang);
+    auto engine = take(make_pool_engine(2, [&](const File& f, std::byte* dst, size_t n, uint64_t at) -> int64_t {
+        if (at == 0) const std::lock_guard until_let_go(hang);
+        return system_pread(f, dst, n, at);
+    }));
+    const std::array<ReadOp, 2> ops = {
+        {{&file, 0, 4096, 4096, buffer.data(), 1}, {&file, 4096, 4096, 4096, buffer.data() + 4096, 2}}};
+    engine->submit(ops);
+    std::array<Completion, 4> out;
+    size_t n = 0;
+    while (n == 0) n = engine->wait_for(out, 1'000'000);
+    EXPECT_EQ(n, 1U);
+    EXPECT_EQ(out[0].tag, 2U);
+    EXPECT_EQ(engine->wait_for(out, 1'000'000), 0U);
+    EXPECT_EQ(engine->outstanding(), 1U);
+    held.unlock();
+    EXPECT_EQ(engine->wait(out), 1U);
+    EXPECT_EQ(out[0].tag, 1U);
+}
+
 TEST(Pool, ErrorsReachTheirReads) {
     const TempFile temp(32 * 4096);
     const File file = temp.open(Access::buffered);

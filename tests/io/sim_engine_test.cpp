@@ -484,5 +484,23 @@ TEST_F(Sim, WorksWithoutTime) {
     EXPECT_EQ(run(sim, 20), std::vector<int>(20, 0));
 }
 
+TEST(SimEngine, AWaitOfLimitedTimeMovesTheClockOnlySoFar) {
+    VirtualClock clock;
+    SimEngine engine(clock, {.latency = 5'000'000, .nanos_per_byte = 0});
+    const File file = File::simulated("f", 8192, 1, 1);
+    engine.set_contents(file, pattern(8192));
+    std::array<std::byte, 4096> buffer;
+    const ReadOp op = {&file, 0, 4096, 4096, buffer.data(), 1};
+    const Nanos start = clock.now();
+    engine.submit({&op, 1});
+    std::array<Completion, 4> out;
+    EXPECT_EQ(engine.wait_for(out, 2'000'000), 0U);
+    EXPECT_EQ(clock.now() - start, 2'000'000);
+    EXPECT_EQ(engine.wait_for(out, 60'000'000), 1U);
+    EXPECT_EQ(clock.now() - start, 5'000'000) << "not longer than needed";
+    EXPECT_EQ(engine.wait_for(out, 1'000'000), 0U);
+    EXPECT_EQ(clock.now() - start, 5'000'000) << "nothing is under way";
+}
+
 }  // namespace
 }  // namespace sluice::io

@@ -113,6 +113,7 @@ class OwningSim final : public Engine {
     explicit OwningSim(const SimOptions& options) : sim_(clock_, options) {}
     void submit(std::span<const ReadOp> batch) override { sim_.submit(batch); }
     size_t wait(std::span<Completion> out) override { return sim_.wait(out); }
+    size_t wait_for(std::span<Completion> out, Nanos most) override { return sim_.wait_for(out, most); }
     size_t poll(std::span<Completion> out) override {
         clock_.advance_to(clock_.now() + 10'000);  // asking takes time, or it would be for ever too early
         return sim_.poll(out);
