@@ -168,7 +168,6 @@ trace::Json command_json() {
 }
 
 trace::Json header_json(const Config& config, const Host& host) {
-    const std::string commit = SLUICE_COMMIT;
     return {{"sluice_record", trace::kSchemaVersion},
             {"kind", "run"},
             {"time", time_now()},
@@ -178,7 +177,7 @@ trace::Json header_json(const Config& config, const Host& host) {
             {"scope", host.whole_loop ? "loop" : "graph"},
             {"versions",
              {{"sluice", version()},
-              {"commit", commit.empty() ? trace::Json(nullptr) : trace::Json(commit)},
+              {"commit", *commit() == '\0' ? trace::Json(nullptr) : trace::Json(commit())},
               {"llama.cpp", SLUICE_LLAMA_VERSION},
               {"ggml", ggml_version()},
               {"ggml_commit", ggml_commit()},
@@ -400,6 +399,10 @@ trace::Json options_json(const Config& config) {
                                             {"set", value != o.get(defaults)}};
     }
     return j;
+}
+
+const char* commit() {
+    return SLUICE_COMMIT;
 }
 
 }  // namespace sluice::backend

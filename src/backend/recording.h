@@ -43,6 +43,9 @@ void record_cache(int32_t model, uint64_t bytes, uint64_t slots, uint64_t record
 void use_pass(std::shared_ptr<trace::Pass> pass);
 const std::shared_ptr<trace::Pass>& given_pass();
 
+// The commit that this was built from; empty if that is not known.
+const char* commit();
+
 // State of every option, as the record's header has it.
 trace::Json options_json(const Config& config);
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kWidth = 100;
 
-constexpr std::array<Command, 14> kCommands{{
+constexpr std::array<Command, 15> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
      "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
@@ -96,6 +96,11 @@ constexpr std::array<Command, 14> kCommands{{
      "(more "
      "than one part in 64) that it may be another one.",
      nullptr, repair_command},
+    {"gate", "GATE MODEL [options] [--out FILE] [--json]", "does something hold for a model on this machine? yes or no",
+     "Measures one question, prints what was found check by check, and keeps the verdict (in SLUICE_CACHE_DIR, else in "
+     "the user's cache directory; --out FILE: there) with the digests of what it is about. The exit code is 0 for yes "
+     "and 1 for no, or if it cannot be told. No verdict turns anything on. Ctrl-C ends without one.",
+     nullptr, gate_command},
 }};
 
 // The flags that the usage line of a command names; of a stock tool also the streaming options that mean something to

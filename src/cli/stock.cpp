@@ -1,13 +1,18 @@
 // Owns: the stock llama.cpp tools run in this process with streaming on.
 // Keeps: every option that is not ours reaches the tool unchanged.
 #include <ggml-backend.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <thread>
 
+#include "backend/device.h"
 #include "backend/host_flags.h"
 #include "backend/options.h"
 #include "backend/recording.h"
@@ -46,6 +51,43 @@ void print_streaming_summary() {
     line("decode", s.decode);
 }
 
+// Takes Ctrl-C (and SIGTERM) for a tool that has a handler of its own: computing ends within one layer, and the handler
+// is called then, by a thread of ours. A handler alone would have to wait for the batch, or for ever for a read that
+// does not come.
+class StopsAtOnce {
+  public:
+    StopsAtOnce() {
+        sigemptyset(&signals_);
+        for (const int s : {SIGINT, SIGTERM}) sigaddset(&signals_, s);
+        // Threads that are started later inherit it.
+        pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+        thread_ = std::thread([this] { run(); });
+    }
+    ~StopsAtOnce() {
+        over_ = true;
+        pthread_kill(thread_.native_handle(), SIGTERM);
+        thread_.join();
+        pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    }
+    StopsAtOnce(const StopsAtOnce&) = delete;
+    StopsAtOnce& operator=(const StopsAtOnce&) = delete;
+
+  private:
+    void run() {
+        for (int signal = 0; sigwait(&signals_, &signal) == 0 && !over_;) {
+            struct sigaction action {};
+            sigaction(signal, nullptr, &action);
+            if (action.sa_handler == SIG_IGN) continue;
+            if (action.sa_handler == SIG_DFL) _exit(128 + signal);  // before the tool is ready for it
+            backend::stop_all();
+            action.sa_handler(signal);
+        }
+    }
+    sigset_t signals_ = {}, before_ = {};
+    std::atomic<bool> over_{false};
+    std::thread thread_;  // last: it uses all of the above
+};
+
 int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::string> arguments,
               bool respawns = false) {
     std::unique_ptr<MetricsServer> metrics;
@@ -78,6 +120,8 @@ int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::st
     }
     std::string program = std::string("sluice ") + command;
     std::vector<char*> argv = argv_of(program, arguments);
+    std::optional<StopsAtOnce> stops;
+    if (respawns) stops.emplace();
     const int rc = tool(static_cast<int>(argv.size()) - 1, argv.data());
     backend::end_recording({.status = rc == 0 ? "ok" : "failed", .error = {}, .output_digest = {}});
     print_streaming_summary();

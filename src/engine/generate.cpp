@@ -8,11 +8,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "backend/device.h"
 #include "backend/recording.h"
 #include "base/clock.h"
+#include "engine/decoder.h"
 #include "model/geometry.h"
 
 namespace sluice::engine {
@@ -89,6 +92,8 @@ struct Run {
     std::string held = {};   // the start of a character whose rest has not come yet
     std::string tail = {};   // for reverse prompts
     std::string shown = {};  // handed out since the last row
+    // A run ends with its first failure, so nothing is copied to go back to.
+    Decoder decoder{ctx, Decoder::Undo::if_free};
 
     [[nodiscard]] bool stopped() const { return options.stop != nullptr && options.stop->load(); }
 
@@ -107,9 +112,11 @@ struct Run {
         shown.clear();
     }
 
-    // True if decoding went well; otherwise the reason is in `out`.
-    bool decode(std::vector<llama_token>& tokens, size_t begin, size_t n) {
-        const int rc = llama_decode(ctx, llama_batch_get_one(tokens.data() + begin, static_cast<int32_t>(n)));
+    // True if decoding went well; otherwise the reason is in `out`. Adds what was decoded to `done`.
+    bool decode(std::span<const llama_token> tokens, int& done) {
+        const Decoded decoded = decoder.decode(tokens);
+        done += static_cast<int>(decoded.committed);
+        const int rc = decoded.code;
         if (rc == 0) return true;
         if (rc == 2 || stopped()) {
             out.interrupted = true;
@@ -131,8 +138,7 @@ struct Run {
                 return false;
             }
             const size_t n = std::min(batch, prompt.size() - i);
-            const bool decoded = decode(prompt, i, n);
-            if (decoded) out.prompt_tokens_done += static_cast<int>(n);
+            const bool decoded = decode(std::span(prompt).subspan(i, n), out.prompt_tokens_done);
             const bool last = out.prompt_tokens_done == out.prompt_tokens;
             const bool first_token = decoded && last && begin_text(prompt);
             end_row(trace::Phase::prefill, out.tokens, (last && !first_token) || !decoded);
@@ -192,7 +198,8 @@ struct Run {
     void loop() {
         for (bool more = true; more;) {
             const int before = out.tokens;
-            more = decode(token, 0, 1) ? next_token() : end_text();
+            int decoded = 0;
+            more = decode(token, decoded) ? next_token() : end_text();
             end_row(trace::Phase::decode, out.tokens - before, !more);
         }
     }
@@ -304,6 +311,8 @@ Generation generate(common_params& params, const GenerateOptions& options) {
         run.ctx, [](void* self) { return static_cast<const Run*>(self)->stopped(); }, &run);
     run_loaded(run, init->model());
     end_record(out, fmt::format("{:016x}", XXH3_64bits_digest(digest.get())));
+    // Freeing the model would wait for reads that are still on their way, and one may never come.
+    if (out.interrupted) backend::stop_all();
     return out;
 }
 

@@ -23,7 +23,7 @@ struct Generation {
     int prompt_tokens = 0;
     int prompt_tokens_done = 0;  // of those, decoded
     int tokens = 0;              // generated, the end-of-text token not counted
-    machine::Usage memory;  // when the last token was out, the model still loaded
+    machine::Usage memory;       // when the last token was out, the model still loaded
 };
 
 struct GenerateOptions {
@@ -35,7 +35,7 @@ struct GenerateOptions {
 };
 
 // `params` as llama.cpp's own option parser left them. Loads the model, runs, frees everything. What it cost is in the
-// process's run record, which is ended.
+// process's run record, which is ended. After an interruption the process computes no more (backend::stop_all).
 Generation generate(common_params& params, const GenerateOptions& options);
 
 // Tries whether llama.cpp knows the model's architecture and vocabulary, without loading weights. One clear sentence

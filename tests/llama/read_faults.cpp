@@ -6,6 +6,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 
 namespace {
@@ -37,6 +41,11 @@ ReadFault fault_of(int fd, off64_t offset) {
     if (offset != s.place || s.suffered >= s.times) return read_fault_none;
     ++s.suffered;
     return s.kind;
+}
+
+void say(const char* text) {
+    const ssize_t ignored = write(STDERR_FILENO, text, std::strlen(text));
+    (void)ignored;
 }
 
 template <typename Function>
@@ -72,6 +81,9 @@ ssize_t faulty(int fd, off64_t offset, const Read& read, const Spoil& spoil) {
             if (got > 0) spoil(static_cast<size_t>(got) / 2);
             return got;
         }
+        case read_fault_stuck:
+            say("stuck\n");
+            for (;;) pause();
     }
     return read();
 }
@@ -146,3 +158,29 @@ __attribute__((visibility("default"))) ssize_t preadv64(int fd, const iovec* par
     return faulty_preadv("preadv64", fd, parts, n, offset);
 }
 }
+
+namespace {
+
+struct FromEnvironment {
+    FromEnvironment() {
+        const char* plan = std::getenv("STUCK_READ");
+        char* colon = nullptr;
+        const uint64_t number = plan != nullptr ? std::strtoull(plan, &colon, 10) : 0;
+        struct stat st = {};
+        if (plan == nullptr || *colon != ':' || stat(colon + 1, &st) != 0) return;
+        read_faults_watch(st.st_dev, st.st_ino);
+        read_faults_plan(number, read_fault_stuck, 1);
+        told = true;
+    }
+    ~FromEnvironment() {
+        if (!told) return;
+        char text[40];
+        (void)std::snprintf(text, sizeof text, "reads: %" PRIu64 "\n", read_faults_seen());
+        say(text);
+    }
+    FromEnvironment(const FromEnvironment&) = delete;
+    FromEnvironment& operator=(const FromEnvironment&) = delete;
+    bool told = false;
+} from_environment;
+
+}  // namespace

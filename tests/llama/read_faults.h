@@ -15,7 +15,11 @@ enum ReadFault : int {
     read_fault_short,        // half of the bytes
     read_fault_end,          // no bytes, as at the end of the file
     read_fault_flip,         // well, with one bit in the middle inverted
+    read_fault_stuck,        // it never comes, and says so once on standard error
 };
+
+// Without a plan of its own, a program gets one from the environment: STUCK_READ=NUMBER:PATH lets that read of the
+// file hang; how many reads there were is written to standard error at the end.
 
 // Looks at pread, pread64, preadv and preadv64 of this file from now on.
 __attribute__((visibility("default"))) void read_faults_watch(uint64_t device, uint64_t inode);

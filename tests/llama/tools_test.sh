@@ -83,7 +83,7 @@ check "sluice chat, one turn" "$sluice" chat -m "$model" -p "In the" -n 4 -st --
 
 # --- the program's own words
 check "sluice --version" grep -qF "llama.cpp v0.5.0" <("$sluice" --version)
-for command in run chat serve bench perplexity inspect plan doctor verify pack unpack repair; do
+for command in run chat serve bench perplexity inspect plan doctor verify pack unpack repair gate; do
     "$sluice" $command --help >"$work/help" 2>&1 </dev/null || { echo "FAILED  sluice $command --help"; failures=$((failures + 1)); }
     check "sluice $command --help tells its usage" grep -qF "usage: sluice $command" "$work/help"
 done
@@ -98,6 +98,7 @@ doctor() {
     [ $rc -le 1 ] && [ ! -s "$work/doctor.err" ]
 }
 check "sluice doctor, quiet in a pipe" doctor "$model"
+check "it tells where experts are read from" grep -q "^  store *$model, without checksums" <(tr -s '\n' <"$work/doctor.txt" | sed 's/ *$//')
 check "it measures the model's drive" grep -q "drive-speed: reads of" "$work/doctor.txt"
 check "sluice doctor without a model" doctor
 check "it says what it did not look at" grep -q "not checked  direct-io: no file was named" "$work/doctor.txt"
@@ -208,6 +209,7 @@ fails_saying "no checksums yet" 1 "verify --write" "$sluice" verify "$work/sums.
 check "checksums are made" "$sluice" verify --write "$work/sums.gguf"
 check "nothing is damaged" "$sluice" verify "$work/sums.gguf"
 check "nor in a sample" "$sluice" verify --quick "$work/sums.gguf"
+fails_saying "a sample and all of it" 2 "opposites" "$sluice" verify --quick --full "$work/sums.gguf"
 fails_saying "no model to verify" 2 "which model" "$sluice" verify
 
 # --- packs

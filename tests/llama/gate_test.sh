@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Owns: the promises of `sluice gate` as a program: answers, files, exit codes.
+# Usage: gate_test.sh SLUICE MODEL
+set -euo pipefail
+sluice=$1 model=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+export SLUICE_CACHE_DIR=$work/cache
+
+check() { # NAME COMMAND...: the command succeeds
+    local name=$1
+    shift
+    if "$@" >"$work/out" 2>"$work/err"; then
+        echo "ok      $name"
+    else
+        echo "FAILED  $name"
+        tail -n 20 "$work/out" "$work/err"
+        failures=$((failures + 1))
+    fi
+}
+fails_saying() { # NAME CODE WORDS COMMAND...
+    local name=$1 code=$2 words=$3 rc=0
+    shift 3
+    "$@" >"$work/out" 2>&1 </dev/null || rc=$?
+    if [ "$rc" = "$code" ] && grep -qF -- "$words" "$work/out"; then
+        echo "ok      $name"
+    else
+        echo "FAILED  $name: code $rc, wanted $code and \"$words\""
+        tail -n 10 "$work/out"
+        failures=$((failures + 1))
+    fi
+}
+
+check "help lists the gates" grep -qF "  c  does streaming compute" <("$sluice" gate --help)
+check "help of a gate" grep -qF "usage: sluice gate c MODEL" <("$sluice" gate c --help)
+fails_saying "no gate" 2 "which gate" "$sluice" gate
+fails_saying "no such gate" 2 "there is no gate z" "$sluice" gate z "$model"
+fails_saying "no model" 2 "which model" "$sluice" gate c
+fails_saying "a flag that is none" 2 'do not understand "--quickly"' "$sluice" gate c --quickly "$model"
+fails_saying "a number that is none" 2 "--decode: a number from" "$sluice" gate c --decode many "$model"
+fails_saying "no value" 2 "--out needs a value" "$sluice" gate c "$model" --out
+fails_saying "a model that is not there" 1 "$work/none.gguf" "$sluice" gate c "$work/none.gguf"
+check "a failed gate leaves nothing" test ! -e "$work/cache"
+
+check "gate c says yes" "$sluice" gate c "$model" --quick --prompt 9 --decode 3
+cp "$work/out" "$work/text"
+cp "$work/err" "$work/said"
+check "the text ends with the answer" test "$(tail -n 1 "$work/text")" = "verdict: yes"
+verdict=$(echo "$work"/cache/gates/c-*.json)
+check "the verdict is kept" test -s "$verdict"
+check "it says where" grep -qF "verdict: $verdict" "$work/said"
+check "it is what docs/gates.md says" python3 - "$verdict" "$model" <<'PY'
+import json, os, sys
+v = json.load(open(sys.argv[1]))
+assert v["format"] == "sluice-gate" and v["version"] == 1 and v["gate"] == "c" and v["verdict"] == "yes", v
+assert v["inputs"][0]["bytes"] == os.path.getsize(sys.argv[2]) and len(v["inputs"][0]["digest"]) == 16
+assert v["settings"]["prompt"] == "9" and v["settings"]["decode"] == "3"
+assert v["checks"] and all(c["outcome"] == "yes" for c in v["checks"])
+assert v["made"].endswith("Z") and v["sluice"] and v["kernel"] and len(v["digest"]) == 16
+PY
+cp "$model" "$work/copy.gguf"
+fails_saying "the model is no place for a verdict" 1 "it is what was measured" "$sluice" gate c "$work/copy.gguf" --quick --prompt 5 --decode 1 --out "$work/copy.gguf"
+check "it is whole" cmp "$model" "$work/copy.gguf"
+check "--out and --json" "$sluice" gate c -m "$model" --quick --prompt 5 --decode 1 --out "$work/v.json" --json
+cp "$work/out" "$work/printed"
+check "what is printed is what is kept" cmp "$work/printed" "$work/v.json"
+
+echo "$failures failures"
+[ "$failures" -eq 0 ]

@@ -1,0 +1,322 @@
+// Owns: what a decode that fails or is cancelled leaves behind, for every kind of memory that llama.cpp has: nothing.
+// The reference is stock llama.cpp in the same process, before Sluice starts.
+#include <gtest/gtest.h>
+#include <llama.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backend/device.h"
+#include "backend/model_state.h"
+#include "engine/decoder.h"
+#include "engine/workload.h"
+#include "io/unreliable_engine.h"
+#include "model/geometry.h"
+
+namespace sluice::engine {
+namespace {
+
+struct Kind {
+    const char* model;
+    const char* memory;  // of what kind
+    int prompt, ubatch;
+    bool recurrent;
+};
+// Windows are forgotten only where their cache of at least 256 cells has gone round.
+constexpr Kind kKinds[] = {
+    {"qwen3moe-q4_0", "plain", 20, 8, false},
+    {"gemma4-f16", "sliding_window", 290, 48, false},
+    {"gpt-oss-mxfp4_moe", "sliding_window_too", 290, 48, false},
+    {"llama4-q4_k_m", "chunked_window", 20, 8, false},
+    {"qwen35moe-q4_k_m", "delta_net", 20, 8, true},
+    {"nemotron_h_moe-f16", "mamba", 20, 8, true},
+    {"lfm2moe-q4_0", "convolution", 20, 8, true},
+    {"bailingmoe3-q8_0", "linear_attention", 20, 8, true},
+    {"qwen4exp-q8_0", "hybrid_with_index", 20, 8, true},
+};
+constexpr int kDecode = 4;
+
+std::string path_of(const Kind& kind) {
+    const char* dir = std::getenv("SLUICE_TEST_MODELS");
+    return std::string(dir != nullptr ? dir : ".") + "/" + kind.model + ".gguf";
+}
+
+Result<Workload> load(const Kind& kind) {
+    return Workload::load(path_of(kind), {.prompt = kind.prompt, .decode = kDecode, .ubatch = kind.ubatch});
+}
+
+// The generation in steps that can be repeated; all logits, and digests of the state by the tokens that it has seen.
+class Session {
+  public:
+    Session(llama_context* ctx, const Kind& kind) : ctx_(ctx), kind_(kind), decoder_(ctx) {}
+
+    void begin() {
+        llama_memory_clear(llama_get_memory(ctx_), true);
+        const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx_)));
+        left_.clear();
+        for (int i = 0; i < kind_.prompt; ++i) left_.push_back((i * 7919 + 13) % n_vocab);
+        logits.clear();
+    }
+    // Until all is done or a decode fails. `one_by_one`: a prompt's ubatches in a decode each.
+    Decoded go_on(bool one_by_one = false) {
+        Decoded d;
+        const auto n_vocab = static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx_))));
+        while (logits.size() <= kDecode) {
+            const size_t n =
+                one_by_one ? std::min<size_t>(left_.size(), static_cast<size_t>(kind_.ubatch)) : left_.size();
+            d = decoder_.decode(std::span(left_).first(n));
+            left_.erase(left_.begin(), left_.begin() + static_cast<std::ptrdiff_t>(d.committed));
+            if (d.code != 0) return d;
+            if (!left_.empty()) {
+                digests[seen()] = digest();
+                continue;
+            }
+            const float* l = llama_get_logits_ith(ctx_, -1);
+            logits.emplace_back(l, l + n_vocab);
+            left_.assign(1, static_cast<llama_token>(std::max_element(l, l + n_vocab) - l));
+            digests[seen()] = digest();
+        }
+        return d;
+    }
+    [[nodiscard]] llama_pos seen() const { return llama_memory_seq_pos_max(llama_get_memory(ctx_), 0) + 1; }
+    [[nodiscard]] uint64_t digest() const {
+        const auto d = state_digest(ctx_);
+        EXPECT_TRUE(d.ok());
+        return d.ok() ? *d : 0;
+    }
+    [[nodiscard]] Decoder& decoder() { return decoder_; }
+    std::vector<std::vector<float>> logits;
+    std::map<llama_pos, uint64_t> digests;
+
+  private:
+    llama_context* ctx_;
+    const Kind& kind_;
+    Decoder decoder_;
+    std::vector<llama_token> left_;
+};
+
+bool same(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+    if (a.size() != b.size()) return false;
+    for (size_t i = 0; i < a.size(); ++i) {
+        if (std::memcmp(a[i].data(), b[i].data(), a[i].size() * sizeof(float)) != 0) return false;
+    }
+    return true;
+}
+
+// By model, what stock computes.
+std::map<std::string, std::vector<std::vector<float>>>& reference() {
+    static std::map<std::string, std::vector<std::vector<float>>> r;
+    return r;
+}
+
+std::shared_ptr<io::Unreliability> drive() {
+    static auto d = std::make_shared<io::Unreliability>();
+    return d;
+}
+
+// Says stop at its n-th question.
+struct Patience {
+    std::optional<uint64_t> limit;
+    uint64_t questions = 0;
+    static bool asked(void* self) {
+        auto& p = *static_cast<Patience*>(self);
+        ++p.questions;
+        return p.limit && p.questions > *p.limit;
+    }
+};
+
+void start_with_little_cache(const Kind& kind) {
+    const auto index = model::GgufIndex::open(path_of(kind));
+    ASSERT_TRUE(index.ok()) << index.status().message();
+    const auto geometry = model::derive_geometry(*index);
+    ASSERT_TRUE(geometry.ok());
+    Config c;
+    c.cache_bytes = geometry->cycle_bytes * 5 / 4 + 64 * 1024;
+    c.io_engine = IoEngine::pread;
+    c.verbosity = Verbosity::error;
+    std::string why;
+    ASSERT_TRUE(start(c, &why)) << why;
+}
+
+// One of how many reads is tried. Long prompts have many of them.
+uint64_t step(const Kind& kind) {
+    return std::getenv("SLUICE_EVERY_READ") != nullptr ? 1 : kind.prompt > 100 ? 53 : 11;
+}
+// At how many moments a run is cancelled.
+uint64_t moments(const Kind& kind) {
+    return std::getenv("SLUICE_EVERY_READ") != nullptr ? 1000 : kind.prompt > 100 ? 20 : 60;
+}
+
+class TransactionTest : public ::testing::TestWithParam<Kind> {
+  protected:
+    void SetUp() override {
+        drive()->plan();
+        start_with_little_cache(GetParam());
+        auto w = load(GetParam());
+        ASSERT_TRUE(w.ok()) << w.status().message();
+        workload_.emplace(std::move(*w));
+        session_ = std::make_unique<Session>(workload_->context(), GetParam());
+        llama_set_abort_callback(workload_->context(), Patience::asked, &patience_);
+        session_->begin();
+        ASSERT_EQ(session_->go_on(true).code, 0) << last_error();
+        ASSERT_TRUE(same(session_->logits, want()));
+        digests_ = session_->digests;
+        session_->begin();
+        digests_[0] = session_->digest();
+    }
+    const std::vector<std::vector<float>>& want() { return reference()[GetParam().model]; }
+
+    // After a decode that ended early: as if it had never been, and the next one is right.
+    void expect_undone_then_right(const Decoded& d, const std::string& where) {
+        EXPECT_FALSE(d.lost) << where;
+        const llama_pos seen = session_->seen();
+        ASSERT_TRUE(digests_.contains(seen)) << where << ": " << seen << " tokens are no whole ubatches";
+        EXPECT_EQ(session_->digest(), digests_[seen]) << where << ", " << seen << " tokens seen";
+        EXPECT_EQ(backend::settle().leases, 0U) << where;
+        ASSERT_EQ(session_->go_on().code, 0) << where << ": " << last_error();
+        ASSERT_TRUE(same(session_->logits, want())) << where << ", " << seen << " tokens seen";
+        EXPECT_EQ(session_->digest(), digests_[session_->seen()]) << where;
+    }
+
+    std::optional<Workload> workload_;
+    std::unique_ptr<Session> session_;
+    std::map<llama_pos, uint64_t> digests_;
+    Patience patience_;
+};
+
+TEST_P(TransactionTest, AFailedReadAnywhereLeavesNoTrace) {
+    std::map<llama_pos, int> failures;
+    for (uint64_t k = 0;; k += step(GetParam())) {
+        drive()->plan();
+        drive()->fail = k;
+        drive()->fails = UINT64_MAX;
+        session_->begin();
+        const Decoded d = session_->go_on();
+        const bool reached = drive()->failed > 0;
+        drive()->plan();
+        if (!reached) break;
+        ASSERT_LT(d.code, 0) << "read " << k;
+        EXPECT_NE(last_error(), "");
+        ++failures[session_->seen()];
+        expect_undone_then_right(d, "read " + std::to_string(k));
+        if (HasFatalFailure()) return;
+    }
+    EXPECT_GT(failures.size(), 2U) << "in the prompt and in tokens";
+}
+
+TEST_P(TransactionTest, NorDoesACancellation) {
+    session_->begin();
+    patience_ = {};
+    ASSERT_EQ(session_->go_on().code, 0);
+    const uint64_t questions = patience_.questions;
+    std::map<llama_pos, int> cancelled;
+    for (uint64_t q = 0; q < questions; q += std::max<uint64_t>(questions / moments(GetParam()), 1)) {
+        patience_ = {.limit = q};
+        session_->begin();
+        const Decoded d = session_->go_on();
+        patience_ = {};
+        if (d.code == 0) continue;  // fewer questions, since the cache has more
+        ASSERT_EQ(d.code, 2) << "question " << q;
+        ++cancelled[session_->seen()];
+        expect_undone_then_right(d, "question " + std::to_string(q));
+        if (HasFatalFailure()) return;
+    }
+    EXPECT_GT(cancelled.size(), 2U);
+}
+
+TEST_P(TransactionTest, OnlyRecurrentStateIsCopied) {
+    const UndoCosts& costs = session_->decoder().costs();
+    EXPECT_EQ(session_->decoder().recurrent(), GetParam().recurrent);
+    EXPECT_EQ(costs.copies > 0, GetParam().recurrent);
+    if (costs.copies > 0) {
+        std::printf("%s: %llu bytes and %.1f us for each ubatch\n", GetParam().model,
+                    static_cast<unsigned long long>(costs.bytes / costs.copies),
+                    static_cast<double>(costs.time) / 1e3 / static_cast<double>(costs.copies));
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Memory, TransactionTest, ::testing::ValuesIn(kKinds),
+                         [](const auto& kind) { return std::string(kind.param.memory); });
+
+// A thousand cancellations at random moments, some of them while a read hangs: nothing stays leased, no memory grows,
+// and the next answer is right.
+TEST(Cancel, AThousandTimes) {
+    const Kind& kind = kKinds[0];
+    drive()->plan();
+    start_with_little_cache(kind);
+    auto workload = load(kind);
+    ASSERT_TRUE(workload.ok()) << workload.status().message();
+    Session session(workload->context(), kind);
+    Patience patience;
+    llama_set_abort_callback(workload->context(), Patience::asked, &patience);
+    session.begin();
+    ASSERT_EQ(session.go_on().code, 0);
+    const uint64_t questions = patience.questions;
+    const uint64_t reads = std::max<uint64_t>(drive()->seen, 1);
+
+    std::mt19937_64 random(1);
+    int cancelled = 0;
+    size_t in_use = 0;
+    constexpr int kCancels = 1000;
+    for (int i = 0; i < kCancels; ++i) {
+        drive()->plan();
+        if (i % 10 == 0) drive()->stick = random() % reads;
+        patience = {.limit = random() % questions};
+        session.begin();
+        const Decoded d = session.go_on();
+        patience = {};
+        ASSERT_TRUE(d.code == 2 || d.code == 0) << last_error();
+        cancelled += d.code == 2 ? 1 : 0;
+        const backend::InFlight held = backend::in_flight();
+        ASSERT_LE(held.leases, held.reads);
+        drive()->plan();
+        if (i % 10 == 0) {
+            session.begin();
+            ASSERT_EQ(session.go_on().code, 0) << last_error();
+            ASSERT_TRUE(same(session.logits, reference()[kind.model])) << "after cancellation " << i;
+        }
+        if (i == kCancels / 5) in_use = mallinfo2().uordblks;
+    }
+    EXPECT_GT(cancelled, kCancels / 2);
+    EXPECT_EQ(backend::settle().leases, 0U);
+    session.begin();
+    ASSERT_EQ(session.go_on().code, 0) << last_error();
+    EXPECT_TRUE(same(session.logits, reference()[kind.model]));
+    EXPECT_LT(mallinfo2().uordblks, in_use + 64 * 1024);
+}
+
+}  // namespace
+}  // namespace sluice::engine
+
+int main(int argc, char** argv) {
+    ::testing::InitGoogleTest(&argc, argv);
+    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+    llama_backend_init();
+    if (!::testing::GTEST_FLAG(list_tests)) {
+        using namespace sluice;
+        using namespace sluice::engine;
+        for (const Kind& kind : kKinds) {
+            auto w = load(kind);
+            if (!w.ok()) {
+                std::fprintf(stderr, "%s\n", w.status().message().c_str());
+                return 1;
+            }
+            Session session(w->context(), kind);
+            session.begin();
+            if (session.go_on().code != 0) return 1;
+            reference()[kind.model] = session.logits;
+        }
+        backend::wrap_engines([](std::unique_ptr<io::Engine> inner) -> std::unique_ptr<io::Engine> {
+            return std::make_unique<io::UnreliableEngine>(std::move(inner), drive());
+        });
+    }
+    return RUN_ALL_TESTS();
+}
