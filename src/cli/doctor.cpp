@@ -15,10 +15,13 @@
 #include <random>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "machine/text.h"
+#include "machine/verdict.h"
 #include "model/geometry.h"
+#include "store/record_store.h"
 
 namespace sluice::cli {
 namespace {
@@ -108,8 +111,20 @@ class ProbeLine {
     int percent_ = -1;
 };
 
-// `unreadable`: what is wrong with the file that was named as a model, if it is none or a broken one.
-Result<machine::Examination> examine(const Asked& asked, Status& unreadable) {
+// Where a run would read experts from, as sluice run itself decides it; or why there is nowhere.
+std::string store_of(const model::GgufIndex& index, const model::Geometry& geometry) {
+    set_log_level(LogLevel::error);
+    const auto store = store::RecordStore::open(index, geometry, {}, nullptr);
+    if (!store.ok()) return "none: " + store.status().message();
+    std::string text = store->holder(0).name;
+    for (size_t h = 1; h < store->n_holders(); ++h)
+        text += fmt::format(", in reserve {}", store->holder(static_cast<store::HolderId>(h)).name);
+    return text + (store->has_checksums() ? ", with checksums" : ", without checksums");
+}
+
+// `unreadable`: what is wrong with the file that was named as a model, if it is none or a broken one. `store`: where
+// its experts would be read from.
+Result<machine::Examination> examine(const Asked& asked, Status& unreadable, std::string& store) {
     machine::Examination exam;
     exam.facts = machine::read_facts();
     exam.facts.io_uring = machine::try_io_uring();
@@ -145,6 +160,11 @@ Result<machine::Examination> examine(const Asked& asked, Status& unreadable) {
         plan.paths = {asked.path};
         plan.targets = machine::scattered(exam.drive->file_bytes, kPlainRead, kMostTargets, random());
     }
+    if (const auto verdict = machine::find_verdict(*exam.drive); verdict.ok() && verdict->derived) {
+        exam.verdict_mib_per_second = verdict->derived->sustained * 1e9 / static_cast<double>(MiB);
+        exam.verdict_made = verdict->made;
+    }
+    if (index.ok() && geometry.ok()) store = store_of(*index, *geometry);
     if (!asked.probe) {
         exam.probe.not_done = "--no-probe was given";
         return exam;
@@ -248,7 +268,8 @@ ordered_json probe_json(const machine::Probe& probe) {
     return j;
 }
 
-std::string json_text(const machine::Examination& exam, const std::vector<Finding>& findings) {
+std::string json_text(const machine::Examination& exam, const std::string& store,
+                      const std::vector<Finding>& findings) {
     ordered_json j;
     j["sluice"] = version();
     j["ggml"] = {{"expected", exam.build.ggml_expected},
@@ -265,6 +286,10 @@ std::string json_text(const machine::Examination& exam, const std::vector<Findin
         j["model"] = nullptr;
         j["no_model"] = exam.no_model;
     }
+    j["store"] = store.empty() ? ordered_json(nullptr) : ordered_json(store);
+    j["verdict"] = exam.verdict_mib_per_second
+                       ? ordered_json{{"made", exam.verdict_made}, {"mib_per_second", *exam.verdict_mib_per_second}}
+                       : ordered_json(nullptr);
     j["probe"] = probe_json(exam.probe);
     j["seconds_per_cold_token"] = value(machine::seconds_per_cold_token(exam));
     j["findings"] = ordered_json::array();
@@ -313,7 +338,8 @@ std::string coloured(const Page& page, Severity severity, std::string text) {
 constexpr size_t kFactColumn = 11;
 constexpr size_t kFindingColumn = 13;
 
-std::string overview(const machine::Examination& exam, const std::string& path, const Page& page) {
+std::string overview(const machine::Examination& exam, const std::string& path, const std::string& store,
+                     const Page& page) {
     const machine::Facts& f = exam.facts;
     std::string out;
     const auto line = [&](const char* name, const std::string& text) {
@@ -339,6 +365,12 @@ std::string overview(const machine::Examination& exam, const std::string& path, 
     if (d.model) drive += fmt::format(" ({})", *d.model);
     if (d.virtual_drive) drive += ", virtual";
     line("drive", fmt::format("{}, file system {}", drive, d.file_system.value_or("unknown")));
+    line("verdict",
+         exam.verdict_mib_per_second
+             ? fmt::format("{:.0f} MiB/s for as long as it goes on, measured {}", *exam.verdict_mib_per_second,
+                           exam.verdict_made)
+             : fmt::format("the drive was not measured yet, so nothing is read ahead (sluice probe {})", path));
+    if (!store.empty()) line("store", store);
     return out;
 }
 
@@ -381,9 +413,10 @@ std::string counted(const std::vector<Finding>& findings) {
     return out;
 }
 
-std::string report(const machine::Examination& exam, const std::string& path, std::vector<Finding> findings) {
+std::string report(const machine::Examination& exam, const std::string& path, const std::string& store,
+                   std::vector<Finding> findings) {
     const Page on = page();
-    std::string out = overview(exam, path, on) + "\n" + measurements(exam, on);
+    std::string out = overview(exam, path, store, on) + "\n" + measurements(exam, on);
     std::stable_sort(findings.begin(), findings.end(),
                      [](const Finding& a, const Finding& b) { return a.severity > b.severity; });
     for (const Finding& f : findings) {
@@ -422,7 +455,8 @@ int doctor_command(std::vector<std::string> arguments) {
     const auto asked = parse(std::move(arguments));
     if (!asked.ok()) return fail(asked.status(), kUsage);
     Status unreadable;
-    const auto exam = examine(*asked, unreadable);
+    std::string store;
+    const auto exam = examine(*asked, unreadable, store);
     if (!exam.ok()) return fail(exam.status(), kFailed);
     std::vector<Finding> findings = machine::diagnose(*exam);
     if (!unreadable.ok()) {
@@ -432,7 +466,8 @@ int doctor_command(std::vector<std::string> arguments) {
                             .change = "get the file again, whole",
                             .gain = "it can be loaded"});
     }
-    const std::string text = asked->json ? json_text(*exam, findings) : report(*exam, asked->path, findings);
+    const std::string text =
+        asked->json ? json_text(*exam, store, findings) : report(*exam, asked->path, store, findings);
     if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0)
         return fail(error(Code::io_error, "standard output is closed or full"), kFailed);
     return machine::worst(findings) <= Severity::note ? kOk : kFailed;

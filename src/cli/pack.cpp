@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/progress_bar.h"
 #include "store/bundle.h"
 #include "store/pack_build.h"
@@ -74,6 +75,7 @@ Status confirm(const Asked& asked, const model::GgufIndex& index) {
 
 int pack_command(std::vector<std::string> arguments) {
     if (asks_help(arguments)) return print_help(help_text(*find_command("pack")));
+    const std::string again = command_line("pack", arguments);
     auto asked = parse(std::move(arguments));
     if (!asked.ok()) return fail(asked.status(), kUsage);
     const auto index = store::open_to_pack(asked->path);
@@ -84,12 +86,18 @@ int pack_command(std::vector<std::string> arguments) {
     const auto engine = io::make_engine({});
     if (!engine.ok()) return fail(engine.status(), kFailed);
     ProgressBar bar("packing");
+    catch_interrupts();
     asked->job.progress = [&](uint64_t done, uint64_t total) {
         bar.show(done, total);
-        return true;
+        return !interrupted();
     };
     const auto done = store::make_pack(store::Files::system(), *index, *geometry, *engine->engine, asked->job);
     bar.clear();
+    if (done.status().code() == Code::cancelled) {
+        std::fprintf(stderr, "sluice: interrupted; the steps that are done are kept. next: %s goes on\n",
+                     again.c_str());
+        return kInterrupted;
+    }
     if (!done.ok()) return fail(done.status(), done.status().code() == Code::invalid_argument ? kUsage : kFailed);
     const std::string model = index->files()[0].path;
     if (done->found == done->steps && done->given_back == 0) {

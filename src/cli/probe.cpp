@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +16,7 @@
 
 #include "base/bytes.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/probe_text.h"
 #include "cli/progress_bar.h"
 #include "machine/compute_load.h"
@@ -42,13 +41,6 @@ constexpr uint64_t kMostSeconds = 3600;
 // Of components and of records; models with more have them mixed per layer, and the others lie between these.
 constexpr size_t kMostModelSizes = 4;
 constexpr size_t kMostTargets = 8192;
-
-std::atomic<bool> g_stop{false};
-
-// The first Ctrl-C ends the measurement, a second one the program.
-void on_interrupt(int) {
-    if (g_stop.exchange(true)) _exit(kInterrupted);
-}
 
 struct Asked {
     std::string path;
@@ -86,6 +78,8 @@ Result<Asked> parse(std::vector<std::string> arguments) {
             return error(Code::invalid_argument, "do not understand \"{}\"; sluice probe --help", a);
         }
     }
+    if (asked.full && asked.seconds > 0)
+        return error(Code::invalid_argument, "--full takes as long as it takes; it goes without --seconds");
     if (asked.path.empty())
         return error(Code::invalid_argument, "what is to be measured? sluice probe MODEL (or a file, or a directory)");
     return asked;
@@ -138,7 +132,7 @@ Status write_scratch(Subject& s, const Asked& asked) {
     ProgressBar bar("writing a temporary file");
     auto scratch = machine::ScratchFile::write(asked.path, bytes, [&](uint64_t done) {
         bar.show(done, bytes);
-        return !g_stop;
+        return !interrupted();
     });
     bar.clear();
     if (!scratch.ok()) return scratch.status();
@@ -318,7 +312,7 @@ Result<machine::Verdict> measure(const Asked& asked, const Subject& s, ProgressB
                            .device_bytes = [&] { return usage.read().bytes_read; },
                            .drop = machine::drop_from_page_cache,
                            .load = [&](unsigned threads) { return load.start(threads); },
-                           .stop = [] { return g_stop.load(); },
+                           .stop = interrupted,
                            .progress = [&](double part, const std::string& what) { bar.show(part, what); }};
     auto verdict = machine::measure_envelope(plan, rig);
     bar.clear();
@@ -336,6 +330,15 @@ Result<machine::Verdict> measure(const Asked& asked, const Subject& s, ProgressB
     return verdict;
 }
 
+// When the verdict in `place` was made, if it holds for the same drive and was measured more thoroughly: that one is
+// better kept.
+std::string better_verdict(const std::string& place, const machine::Verdict& now) {
+    const auto then = machine::read_verdict(place);
+    if (!then.ok() || !machine::check_drive(*then, now.drive).ok() || then->kernel != now.kernel) return "";
+    const bool better = then->derived && (!now.derived || (then->full && !now.full) || then->took > 2 * now.took);
+    return better ? then->made : "";
+}
+
 int probe(const Asked& asked) {
     std::error_code ec;
     const bool directory = fs::is_directory(asked.path, ec);
@@ -347,7 +350,7 @@ int probe(const Asked& asked) {
     const auto place = place_for(asked, machine::identify(subject.facts));
     if (!place.ok()) return fail(place.status(), kFailed);
     if (Status s = directory ? write_scratch(subject, asked) : open_model(subject, asked); !s)
-        return fail(s, g_stop ? kInterrupted : kFailed);
+        return fail(s, interrupted() ? kInterrupted : kFailed);
     for (const io::File& f : subject.buffered) {
         // Also what is there before it gets its name.
         if (!fs::equivalent(*place, f.path(), ec) && !fs::equivalent(*place + ".tmp", f.path(), ec)) continue;
@@ -363,13 +366,22 @@ int probe(const Asked& asked) {
     }
     const auto text = machine::verdict_text(*verdict);
     if (!text.ok()) return fail(text.status(), kFailed);
-    const Status kept =
-        store::replace_file(store::Files::system(), *place, std::as_bytes(std::span(text->data(), text->size())));
+    const std::string better = asked.out.empty() ? better_verdict(*place, *verdict) : "";
+    const Status kept = better.empty() ? store::replace_file(store::Files::system(), *place,
+                                                             std::as_bytes(std::span(text->data(), text->size())))
+                                       : Status();
     // What was measured is shown even if it cannot be kept.
     const std::string shown = asked.json ? *text : probe_text(*verdict, page_width());
     const bool printed = std::fputs(shown.c_str(), stdout) >= 0 && std::fflush(stdout) == 0;
     if (!kept.ok()) return fail(kept.within("the verdict was not kept"), kFailed);
-    if (!asked.json) std::fprintf(stderr, "verdict: %s\n", place->c_str());
+    if (!better.empty()) {
+        std::fprintf(stderr,
+                     "verdict: not kept: %s has one of %s that was measured for longer (--full replaces it, --out FILE "
+                     "keeps this one elsewhere)\n",
+                     place->c_str(), better.c_str());
+    } else if (!asked.json) {
+        std::fprintf(stderr, "verdict: %s\n", place->c_str());
+    }
     if (!printed) return fail(error(Code::io_error, "standard output is closed or full"), kFailed);
     return kOk;
 }
@@ -380,9 +392,7 @@ int probe_command(std::vector<std::string> arguments) {
     if (asks_help(arguments)) return print_help(help_text(*find_command("probe")));
     const auto asked = parse(std::move(arguments));
     if (!asked.ok()) return fail(asked.status(), kUsage);
-    struct sigaction action {};
-    action.sa_handler = on_interrupt;
-    for (const int s : {SIGINT, SIGTERM, SIGHUP}) sigaction(s, &action, nullptr);
+    catch_interrupts();
     return probe(*asked);
 }
 

@@ -14,7 +14,29 @@ namespace sluice::cli {
 namespace {
 
 constexpr Nanos kBetween = 100'000'000;
-constexpr size_t kBarColumns = 24;
+constexpr size_t kMostBar = 24, kLeastBar = 8;
+
+size_t terminal_columns() {
+    winsize size{};
+    constexpr size_t kUnknown = 80;
+    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUnknown;
+}
+
+std::string bar(double part, size_t columns) {
+    const auto full = static_cast<size_t>(part * static_cast<double>(columns));
+    return fmt::format(" [{}{}]", std::string(full, '#'), std::string(columns - full, '.'));
+}
+
+// "what [###...]  42 %" and what follows, the bar as wide as there is room for, or none. Nothing if even that is too
+// wide.
+std::string with_bar(const std::string& what, double part, const std::string& rest, size_t columns, size_t least_bar) {
+    const std::string percent = fmt::format(" {:3.0f} %", part * 100);
+    const size_t used = what.size() + percent.size() + rest.size();
+    if (least_bar == 0) return used <= columns ? what + percent + rest : "";
+    constexpr size_t kFrame = 3;
+    if (used + kFrame + least_bar > columns) return "";
+    return what + bar(part, std::min(kMostBar, columns - used - kFrame)) + percent + rest;
+}
 
 }  // namespace
 
@@ -30,37 +52,42 @@ bool ProgressBar::due(bool over) {
     return true;
 }
 
-std::string ProgressBar::bar(double part) const {
-    const auto full = static_cast<size_t>(part * static_cast<double>(kBarColumns));
-    return fmt::format("{} [{}{}] {:3.0f} %", what_, std::string(full, '#'), std::string(kBarColumns - full, '.'),
-                       part * 100);
+std::string progress_line(const std::string& what, uint64_t done, uint64_t total, double seconds, size_t columns) {
+    const double part = total == 0 ? 0 : std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
+    const std::string bytes = fmt::format("  {} of {}", human_bytes(done), human_bytes(total));
+    std::string speed, left;
+    if (seconds > 1 && done > 0) {
+        speed = fmt::format("  {}/s", human_bytes(static_cast<uint64_t>(static_cast<double>(done) / seconds)));
+        left = fmt::format("  {:.0f} s left", seconds * (1 - part) / std::max(part, 1e-9));
+    }
+    std::string line = with_bar(what, part, bytes + speed + left, columns, kLeastBar);
+    if (line.empty()) line = with_bar(what, part, bytes + left, columns, kLeastBar);
+    if (line.empty()) line = with_bar(what, part, bytes + left, columns, 0);
+    if (line.empty()) line = with_bar(what, part, left, columns, 0);
+    if (line.empty()) line = with_bar("", part, left, columns, 0);
+    return line.empty() ? with_bar("", part, "", columns, 0) : line;
+}
+
+std::string progress_line(const std::string& what, double part, const std::string& doing, size_t columns) {
+    part = std::clamp(part, 0.0, 1.0);
+    std::string line = with_bar(what, part, doing.empty() ? "" : "  " + doing, columns, kLeastBar);
+    if (line.empty()) line = with_bar(what, part, doing.empty() ? "" : "  " + doing, columns, 0);
+    if (line.empty()) line = with_bar(what, part, "", columns, 0);
+    return line.empty() ? with_bar("", part, "", columns, 0) : line;
 }
 
 void ProgressBar::show(uint64_t done, uint64_t total) {
     if (total == 0 || !due(done >= total)) return;
-    const double part = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
-    const double seconds = static_cast<double>(last_ - start_) / 1e9;
-    std::string line = fmt::format("{}  {} of {}", bar(part), human_bytes(done), human_bytes(total));
-    if (seconds > 1 && done > 0) {
-        line += fmt::format("  {}/s  {:.0f} s left",
-                            human_bytes(static_cast<uint64_t>(static_cast<double>(done) / seconds)),
-                            seconds * (1 - part) / std::max(part, 1e-9));
-    }
-    draw(line);
+    // A line that wrapped could not be written over: each would leave one behind.
+    draw(progress_line(what_, done, total, static_cast<double>(last_ - start_) / 1e9, terminal_columns() - 1));
 }
 
 void ProgressBar::show(double part, const std::string& doing) {
     if (!due(part >= 1)) return;
-    draw(fmt::format("{}  {}", bar(std::clamp(part, 0.0, 1.0)), doing));
+    draw(progress_line(what_, part, doing, terminal_columns() - 1));
 }
 
-// A line that wrapped could not be written over: each would leave one behind.
-void ProgressBar::draw(std::string line) {
-    winsize size{};
-    constexpr size_t kUnknown = 80;
-    const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-    const size_t columns = known ? size.ws_col : kUnknown;
-    if (line.size() >= columns) line.resize(columns - 1);
+void ProgressBar::draw(const std::string& line) {
     std::fprintf(stderr, "\r%s\x1b[K", line.c_str());
     std::fflush(stderr);
 }

@@ -5,6 +5,7 @@
 
 #include "base/bytes.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/progress_bar.h"
 #include "store/mend.h"
 
@@ -42,6 +43,7 @@ Result<Asked> parse(std::vector<std::string> arguments) {
 
 int unpack_command(std::vector<std::string> arguments) {
     if (asks_help(arguments)) return print_help(help_text(*find_command("unpack")));
+    const std::string again = command_line("unpack", arguments);
     auto asked = parse(std::move(arguments));
     if (!asked.ok()) return fail(asked.status(), kUsage);
     auto bundle = store::find_packed(asked->path, asked->pack, io::Access::direct);
@@ -49,9 +51,10 @@ int unpack_command(std::vector<std::string> arguments) {
     const auto engine = io::make_engine({});
     if (!engine.ok()) return fail(engine.status(), kFailed);
     ProgressBar bar("unpacking");
+    catch_interrupts();
     const store::Progress progress = [&](uint64_t done, uint64_t total) {
         bar.show(done, total);
-        return true;
+        return !interrupted();
     };
     if (asked->out.empty()) asked->out = std::filesystem::path(bundle->gguf).parent_path().string();
     const auto done = asked->in_place ? store::unpack_in_place(store::Files::system(), std::move(*bundle),
@@ -59,6 +62,12 @@ int unpack_command(std::vector<std::string> arguments) {
                                       : store::unpack_into(store::Files::system(), *bundle, asked->out, *engine->engine,
                                                            io::Access::direct, progress);
     bar.clear();
+    if (done.status().code() == Code::cancelled) {
+        std::fprintf(stderr, "sluice: interrupted; %s. next: %s %s\n",
+                     asked->in_place ? "what was filled in is kept" : "nothing was kept, and the pack is as it was",
+                     again.c_str(), asked->in_place ? "goes on" : "begins anew");
+        return kInterrupted;
+    }
     if (!done.ok()) return fail(done.status(), kFailed);
     for (const std::string& path : done->paths) std::printf("%s: whole\n", path.c_str());
     std::printf("%s were written, and all of it was read back and compared\n", human_bytes(done->bytes).c_str());

@@ -36,7 +36,10 @@ Result<Asked> parse(std::vector<std::string> arguments) {
                 asked.mirrors.push_back(arguments[++i]);
             }
         } else if (a == "--quick" || a == "--full") {
-            asked.depth = a == "--quick" ? store::Depth::quick : store::Depth::full;
+            const store::Depth depth = a == "--quick" ? store::Depth::quick : store::Depth::full;
+            if (depth_given && depth != asked.depth)
+                return error(Code::invalid_argument, "--quick and --full are opposites: take one of them");
+            asked.depth = depth;
             depth_given = true;
         } else if (a == "--write") {
             asked.write = true;

@@ -462,8 +462,30 @@ Finding check_pressure(const Exam& e) {
                  "whatever others use now is missing here, and what is measured now is too low");
 }
 
+// What a cold token costs, to be said behind a speed.
+std::string cold_token(const Exam& e) {
+    const auto cold = seconds_per_cold_token(e);
+    if (!cold) return "";
+    return fmt::format(
+        "; a token that finds none of its {} of experts in memory takes at least {:.3f} s to read (at most {:.2f} "
+        "tokens/s)",
+        human_bytes(e.model->cycle_bytes), *cold, 1 / *cold);
+}
+
+constexpr double kSlowDrive = 300;  // MiB/s, less than SATA SSDs read
+
+// The drive was not read now, or memory answered: what sluice probe found out holds.
+Finding speed_by_verdict(const Exam& e, const std::string& why_not_now) {
+    if (!e.verdict_mib_per_second) return unknown(why_not_now);
+    const std::string what = fmt::format("{:.0f} MiB/s as sluice probe found on {} (now: {}){}",
+                                         *e.verdict_mib_per_second, e.verdict_made, why_not_now, cold_token(e));
+    if (*e.verdict_mib_per_second >= kSlowDrive) return fine(what);
+    return found(Severity::warning, what, "move the model to a faster drive, best NVMe",
+                 "time to read an expert falls in proportion");
+}
+
 Finding check_drive_speed(const Exam& e) {
-    if (!e.probe.not_done.empty()) return unknown(e.probe.not_done);
+    if (!e.probe.not_done.empty()) return speed_by_verdict(e, e.probe.not_done);
     for (const ProbeRun& r : e.probe.runs) {
         if (r.error.empty()) continue;
         return found(
@@ -476,17 +498,11 @@ Finding check_drive_speed(const Exam& e) {
     std::string what =
         fmt::format("reads of {} all over the file: {} with {} in flight{}", human_bytes(e.probe.read_bytes),
                     rate(*best), best->lanes, best->direct ? "" : ", through the page cache");
-    if (best->from_memory()) return unknown(what + ", but memory answered in place of the drive");
+    if (best->from_memory()) return speed_by_verdict(e, what + ", but memory answered in place of the drive");
     const auto cold = seconds_per_cold_token(e);
-    if (cold) {
-        what += fmt::format(
-            "; a token that finds none of its {} of experts in memory takes at least {:.3f} s to read (at most "
-            "{:.2f} tokens/s)",
-            human_bytes(e.model->cycle_bytes), *cold, 1 / *cold);
-    }
-    constexpr double kSlow = 300;  // less than SATA SSDs read
+    what += cold_token(e);
     // In small reads even good drives are slower than that.
-    if (*best->mib_per_second() >= kSlow || e.probe.read_bytes < 256 * KiB) return fine(what);
+    if (*best->mib_per_second() >= kSlowDrive || e.probe.read_bytes < 256 * KiB) return fine(what);
     return found(Severity::warning, what, "move the model to a faster drive, best NVMe",
                  cold ? "that bound falls in proportion" : "time to read an expert falls in proportion");
 }
@@ -564,10 +580,12 @@ Severity worst(std::span<const Finding> findings) {
 }
 
 std::optional<double> seconds_per_cold_token(const Examination& examination) {
+    if (!examination.model || examination.model->cycle_bytes == 0) return std::nullopt;
     const ProbeRun* best = examination.probe.best();
-    if (!examination.model || examination.model->cycle_bytes == 0 || best == nullptr || best->from_memory())
-        return std::nullopt;
-    return to_mib(examination.model->cycle_bytes) / *best->mib_per_second();
+    const double mib = to_mib(examination.model->cycle_bytes);
+    if (best != nullptr && !best->from_memory()) return mib / *best->mib_per_second();
+    if (!examination.verdict_mib_per_second) return std::nullopt;
+    return mib / *examination.verdict_mib_per_second;
 }
 
 }  // namespace sluice::machine

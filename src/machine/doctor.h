@@ -49,6 +49,10 @@ struct Examination {
     std::optional<ModelSizes> model;
     std::string no_model;  // why there is none, as the end of a sentence: "no model was named"
     Probe probe;
+    // What `sluice probe` once found the drive to read for as long as it goes on; absent: not measured, or another
+    // drive.
+    std::optional<double> verdict_mib_per_second;
+    std::string verdict_made;  // when
     Build build;
 };
 
@@ -58,7 +62,7 @@ std::vector<std::string_view> finding_ids();
 Severity worst(std::span<const Finding> findings);
 
 // The fewest seconds a token can take that finds none of its experts in memory, as far as reading goes. Absent when the
-// drive or the model was not measured.
+// drive or the model was not measured. By the measurement of now, else by the verdict of sluice probe.
 std::optional<double> seconds_per_cold_token(const Examination& examination);
 
 }  // namespace sluice::machine

@@ -201,6 +201,13 @@ class Opener {
         // The digest of the whole model, also when its own files are no longer whole.
         if (!same_shape(*copy, (*who)->source) || copy->digest != (pack_ ? pack_->digest : (*who)->source.digest))
             return error(Code::unsupported, "it is no copy of {}", gguf_path_);
+        // The same file twice would take bandwidth from itself, and save nothing when it fails.
+        for (const model::FileEntry& mine : index_.files()) {
+            for (const model::FileEntry& theirs : index->files()) {
+                if (mine.device == theirs.device && mine.inode == theirs.inode)
+                    return error(Code::invalid_argument, "it is {} itself, not a copy of it", mine.path);
+            }
+        }
         auto holder = open_gguf(*index, *geometry, options_.access, nullptr);
         if (holder.ok()) holder->shares = true;
         return holder;

@@ -59,6 +59,10 @@ check "it is the only file" test "$(find "$work/cache" | wc -l)" = 3
 check "it is whole" json "$verdict" 'v["format"] == "sluice-probe" and len(v["digest"]) == 16 and v["model_digest"] and v["drive"]["file_system"]'
 check "its sizes are those of the experts" json "$verdict" '{s["bytes"] for s in v["sizes"] if s["name"]} >= {4096, 18432, 55296}'
 check "the model is as it was" cmp "$model" "$work/model.gguf"
+rc=0; probe 0 "$work/model.gguf" --seconds 1 || rc=1
+said $rc "it is measured again, for less long"
+check "the better verdict stays" grep -q "verdict: not kept: $verdict has one of" "$work/err"
+check "as it was" json "$verdict" 'v["took_ns"] > 1.5e9 if "took_ns" in v else True'
 check "no line is wider than told" test "$(COLUMNS=80 "$sluice" probe "$model" --seconds 1 2>/dev/null | wc -L)" -le 80
 
 # --- as JSON, elsewhere, and of no model
@@ -117,6 +121,7 @@ refused "nothing named" 2 "what is to be measured"
 refused "two things" 2 "do not understand" "$model" "$model"
 refused "an unknown option" 2 "--frobnicate" "$model" --frobnicate
 for n in 0 -5 x 3601 1.5 ""; do refused "seconds: \"$n\"" 2 "from 1 to 3600" "$model" --seconds "$n"; done
+refused "two lengths" 2 "goes without --seconds" "$model" --full --seconds 3
 refused "a file that is not there" 1 "No such file" "$work/none"
 refused "a model that is none" 1 "plain" --model "$work/plain"
 head -c 100000 /dev/urandom >"$work/small"

@@ -310,6 +310,25 @@ TEST(DoctorRules, Memory) {
     EXPECT_EQ(limited.finding("swap").severity, Severity::note);
 }
 
+TEST(DoctorRules, WhatWasMeasuredBeforeCountsWhereNothingIsMeasuredNow) {
+    World w;
+    const auto now = seconds_per_cold_token(w.exam);
+    w.exam.verdict_mib_per_second = 100;
+    w.exam.verdict_made = "2025-03-01T12:00:00Z";
+    EXPECT_EQ(seconds_per_cold_token(w.exam), now) << "the measurement of now goes first";
+    w.exam.probe = {};
+    w.exam.probe.not_done = "--no-probe was given";
+    ASSERT_TRUE(seconds_per_cold_token(w.exam).has_value());
+    EXPECT_DOUBLE_EQ(*seconds_per_cold_token(w.exam), static_cast<double>(w.exam.model->cycle_bytes) / MiB / 100);
+    EXPECT_EQ(w.finding("drive-speed").severity, Severity::warning) << "100 MiB/s are few";
+    for (const char* words : {"100 MiB/s", "2025-03-01T12:00:00Z", "--no-probe was given"})
+        EXPECT_NE(w.finding("drive-speed").title.find(words), std::string::npos) << w.finding("drive-speed").title;
+    w.exam.verdict_mib_per_second = 3000;
+    EXPECT_EQ(w.finding("drive-speed").severity, Severity::ok);
+    w.exam.verdict_mib_per_second.reset();
+    EXPECT_EQ(w.finding("drive-speed").severity, Severity::not_checked);
+}
+
 TEST(DoctorRules, Kernels) {
     World w;
     w.tree.write("proc/sys/kernel/osrelease", "5.15.0\n");

@@ -528,6 +528,14 @@ TEST_F(PackTest, MirrorsAreCopiesOfTheModelOrOfItsPack) {
     ASSERT_FALSE(foreign.ok());
     EXPECT_NE(foreign.status().message().find("no copy of"), std::string::npos) << foreign.status().message();
     EXPECT_FALSE(store(m, {.mirrors = {dir_ / "none.gguf"}}).ok());
+    // Not even under another name.
+    const std::string linked = other / "linked.gguf";
+    std::filesystem::create_hard_link(m.paths[0], linked);
+    for (const std::string& itself : {m.paths[0], linked}) {
+        const auto twice = store(m, {.mirrors = {itself}});
+        ASSERT_FALSE(twice.ok()) << itself;
+        EXPECT_NE(twice.status().message().find("itself"), std::string::npos) << twice.status().message();
+    }
     EXPECT_FALSE(store(m, {.mirrors = std::vector<std::string>(8, copy.paths[0])}).ok());
 }
 
