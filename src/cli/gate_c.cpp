@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "cli/gate.h"
 #include "machine/text.h"
 
@@ -61,6 +62,7 @@ Result<machine::GateVerdict> measure_gate_c(std::vector<std::string> arguments, 
     }
     if (asked.model.empty()) return error(Code::invalid_argument, "which model? sluice gate c MODEL");
     llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+    set_log_sink([](LogLevel, const std::string&) {});  // reads are made to fail
     llama_backend_init();
     return engine::gate_c(asked);
 }

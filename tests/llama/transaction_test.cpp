@@ -16,6 +16,7 @@
 
 #include "backend/device.h"
 #include "backend/model_state.h"
+#include "base/log.h"
 #include "engine/decoder.h"
 #include "engine/workload.h"
 #include "io/unreliable_engine.h"
@@ -299,6 +300,7 @@ TEST(Cancel, AThousandTimes) {
 int main(int argc, char** argv) {
     ::testing::InitGoogleTest(&argc, argv);
     llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+    sluice::set_log_sink([](sluice::LogLevel, const std::string&) {});
     llama_backend_init();
     if (!::testing::GTEST_FLAG(list_tests)) {
         using namespace sluice;
