@@ -28,6 +28,11 @@ Region::~Region() {
     if (data_ != nullptr) munmap(data_, size_);
 }
 
+void Region::give_back(size_t offset, size_t bytes) const {
+    assert(offset % page_size() == 0 && bytes % page_size() == 0 && offset + bytes <= align_up(size_, page_size()));
+    (void)madvise(data_ + offset, bytes, MADV_DONTNEED);
+}
+
 size_t page_size() {
     static const auto size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     return size;

@@ -1,6 +1,6 @@
 // Owns: large page-aligned anonymous memory.
-// Keeps: a region is mapped once and unmapped once; its pages cost memory only from their first touch on, and no page
-// is given back before the region ends (first touch is the expensive part on small machines).
+// Keeps: a region is mapped once and unmapped once; its pages cost memory only from their first touch on, and none is
+// given back before the region ends unless that is asked for (first touch is the expensive part on small machines).
 #pragma once
 
 #include <cstddef>
@@ -26,6 +26,10 @@ class Region {
     Region(const Region&) = delete;
     Region& operator=(const Region&) = delete;
     ~Region();
+
+    // Whole pages that cost nothing any more until they are touched again, when they are zero. Nobody reads or writes
+    // there meanwhile, the kernel included.
+    void give_back(size_t offset, size_t bytes) const;
 
     [[nodiscard]] std::byte* data() const { return data_; }
     [[nodiscard]] size_t size() const { return size_; }

@@ -7,24 +7,33 @@
 namespace sluice::cache {
 namespace {
 
-// Left to everybody else when the size is chosen for the user: an eighth of what is free, within these bounds. A memory
-// cgroup usually holds nobody else, and the context's own memory is taken by then.
-constexpr uint64_t kReserveLeast = 256 * MiB;
-constexpr uint64_t kReserveLeastInGroup = 64 * MiB;
-constexpr uint64_t kReserveMost = 2 * GiB;
+struct Reserve {
+    uint64_t part, least, least_in_group, most;
+};
+constexpr Reserve kChosen{8, 256 * MiB, 64 * MiB, 2 * GiB};
+constexpr Reserve kTold{32, 64 * MiB, 16 * MiB, 512 * MiB};
 
 }  // namespace
 
+bool limited_by_group(const machine::MemoryRoom& room) {
+    const std::optional<uint64_t> free = room.free();
+    return free && room.cgroup_limit && (!room.available || *free < *room.available);
+}
+
+uint64_t reserve_of(const machine::MemoryRoom& room, bool told) {
+    const Reserve& r = told ? kTold : kChosen;
+    return std::clamp(room.free().value_or(0) / r.part, limited_by_group(room) ? r.least_in_group : r.least, r.most);
+}
+
 AutoBudget choose_budget(const machine::MemoryRoom& room, uint64_t least, uint64_t full) {
     const std::optional<uint64_t> free = room.free();
-    const bool in_group = free && room.cgroup_limit && (!room.available || *free < *room.available);
     if (!free) return {std::min(full, std::max(least, GiB)), "the amount of free memory is unknown"};
-    const uint64_t reserve = std::clamp(*free / 8, in_group ? kReserveLeastInGroup : kReserveLeast, kReserveMost);
+    const uint64_t reserve = reserve_of(room, false);
     const uint64_t usable = *free - std::min(*free, reserve);
     if (usable >= full) {
         return {full, "all experts fit"};
     }
-    return {std::max(usable, least), std::string(in_group ? "room in the memory cgroup" : "free memory") + " " +
+    return {std::max(usable, least), std::string(limited_by_group(room) ? "room in the memory cgroup" : "free memory") + " " +
                                          human_bytes(*free) + " less a reserve of " + human_bytes(reserve)};
 }
 

@@ -36,14 +36,15 @@ SlotCache::SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint
         classes_[c].first = total;
         classes_[c].n_slots = slots_per_class[c];
         classes_[c].complete = slots_per_class[c] >= records[c];
-        classes_[c].n_empty = slots_per_class[c];
+        classes_[c].cap = slots_per_class[c];
         total += slots_per_class[c];
     }
     slots_.resize(total);
+    closed_.reserve(total);
     for (size_t c = 0; c < classes_.size(); ++c) {
         for (uint32_t i = 0; i < classes_[c].n_slots; ++i) {
             slots_[classes_[c].first + i].size_class = static_cast<uint32_t>(c);
-            push_back(classes_[c].empty, classes_[c].first + i);
+            push_back(classes_[c].spare, classes_[c].first + i);
         }
     }
     std::vector<uint32_t> rank(classes_.size(), 0);
@@ -113,26 +114,98 @@ void SlotCache::vacate(SlotId s) {
 }
 
 uint32_t SlotCache::guest_limit(uint32_t c) const {
-    return std::max(classes_[c].n_slots / 4, std::min(classes_[c].n_slots, least_guests_));
+    return std::max(classes_[c].cap / 4, std::min(classes_[c].cap, least_guests_));
 }
 
 uint32_t SlotCache::guest_room(uint32_t c) const {
     const Class& cls = classes_[c];
     const uint32_t limit = guest_limit(c);
     const uint32_t more = cls.n_guests < limit ? limit - cls.n_guests : 0;
-    return cls.n_empty + cls.guests_listed + std::min(more, order_.n(c));
+    const uint32_t spare = cls.cap - std::min(cls.cap, cls.touched);
+    return cls.n_empty + spare + cls.guests_listed + std::min(more, order_.n(c));
+}
+
+// The slot is in the list of empty or of spare ones.
+SlotId SlotCache::take_empty(Class& cls, SlotId s) {
+    assert(slots_[s].record == kNoRecord);
+    if (slots_[s].touched) {
+        unlink(cls.empty, s);
+        --cls.n_empty;
+    } else {
+        unlink(cls.spare, s);
+        slots_[s].touched = true;
+        ++cls.touched;
+    }
+    return s;
+}
+
+void SlotCache::put_empty(Class& cls, SlotId s) {
+    push_front(cls.empty, s);
+    ++cls.n_empty;
+}
+
+// Not every record can have its own slot any more: from now on somebody may have to go.
+void SlotCache::give_up_homes(Class& cls) {
+    cls.complete = false;
+    for (SlotId s = cls.first; s < cls.first + cls.n_slots; ++s) {
+        if (slots_[s].record != kNoRecord && slots_[s].leases == 0) begin_rest(cls, s);
+    }
+}
+
+// The slot, which is empty and in no list, costs no memory any more once that is given back.
+void SlotCache::close(Class& cls, SlotId s) {
+    slots_[s].touched = false;
+    --cls.touched;
+    push_front(cls.spare, s);
+    if (slots_[s].listed_closed) return;
+    slots_[s].listed_closed = true;
+    closed_.push_back(s);
+}
+
+void SlotCache::set_cap(uint32_t c, uint32_t n) {
+    Class& cls = classes_[c];
+    cls.cap = std::clamp(n, 1U, cls.n_slots);
+    if (cls.touched <= cls.cap) return;
+    if (cls.complete) give_up_homes(cls);
+    for (SlotId s = cls.first + cls.n_slots; s-- > cls.first && cls.touched > cls.cap;) {
+        const Slot& slot = slots_[s];
+        if (!slot.touched || slot.leases > 0) continue;
+        if (slot.record == kNoRecord) {
+            unlink(cls.empty, s);
+            --cls.n_empty;
+        } else {
+            end_rest(cls, s);
+            shrink_away(s);
+        }
+        close(cls, s);
+    }
+}
+
+// The record leaves because the cap fell.
+void SlotCache::shrink_away(SlotId s) {
+    was_evicted_[slots_[s].record] = true;
+    ++counters_.evictions;
+    ++counters_.shrunk;
+    vacate(s);
+}
+
+bool SlotCache::wants_higher_cap(RecordId record) const {
+    const Class& cls = classes_[class_of_record_[record]];
+    if (slot_of_[record] != kNoSlot || cls.touched < cls.cap || cls.cap == cls.n_slots) return false;
+    return cls.complete ? !slots_[home_[record]].touched : cls.empty.head == kNoSlot;
 }
 
 // An empty slot for the record, or one that is emptied for it. kNoSlot if there is none.
 SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
-    SlotId s = kNoSlot;
-    if (cls.complete || cls.empty.head != kNoSlot) {
-        s = cls.complete ? home_[record] : cls.empty.head;
-        assert(slots_[s].record == kNoRecord);
-        unlink(cls.empty, s);
-        --cls.n_empty;
-        return s;
+    const bool may_touch = cls.touched < cls.cap;
+    if (cls.complete) {
+        const SlotId home = home_[record];
+        if (slots_[home].touched || may_touch) return take_empty(cls, home);
+        give_up_homes(cls);
     }
+    if (cls.empty.head != kNoSlot) return take_empty(cls, cls.empty.head);
+    if (may_touch && cls.spare.head != kNoSlot) return take_empty(cls, cls.spare.head);
+    SlotId s = kNoSlot;
     const auto c = static_cast<uint32_t>(&cls - classes_.data());
     const bool may_push_out = seat == Seat::member || cls.n_guests < guest_limit(c);
     const bool guest_first = seat == Seat::member || !may_push_out || order_.n(c) == 0;
@@ -190,13 +263,22 @@ void SlotCache::release(RecordId record) {
     assert(s != kNoSlot && slots_[s].leases > 0);
     --total_leases_;
     if (--slots_[s].leases > 0) return;
-    Class& cls = classes_[slots_[s].size_class];
-    if (slots_[s].doomed) {
-        vacate(s);
-        push_front(cls.empty, s);
-        ++cls.n_empty;
-    } else {
+    Slot& slot = slots_[s];
+    Class& cls = classes_[slot.size_class];
+    const bool closes = cls.touched > cls.cap;
+    if (!slot.doomed && !closes) {
         begin_rest(cls, s);
+        return;
+    }
+    if (slot.doomed) {
+        vacate(s);
+    } else {
+        shrink_away(s);
+    }
+    if (closes) {
+        close(cls, s);
+    } else {
+        put_empty(cls, s);
     }
 }
 
@@ -211,8 +293,7 @@ void SlotCache::discard(RecordId record) {
     Class& cls = classes_[slots_[s].size_class];
     end_rest(cls, s);
     vacate(s);
-    push_front(cls.empty, s);
-    ++cls.n_empty;
+    put_empty(cls, s);
 }
 
 }  // namespace sluice::cache

@@ -1,9 +1,11 @@
 // Owns: which record sits in which slot, who is using it, and who has to go.
 // Keeps: a record is in at most one slot and a slot holds at most one record; a slot with a lease is never a victim; a
 // slot whose record changed has a new generation and no ready bits, so nobody can take old bytes for new ones; guests
-// push out no more members than their limit.
+// push out no more members than their limit; no more slots are touched than the cap allows, but for those that were
+// leased when it fell.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -33,6 +35,7 @@ constexpr ComponentMask component_bit(uint32_t component) {
 struct CacheCounters {
     uint64_t evictions = 0;
     uint64_t rereads = 0;  // records brought in again after an eviction
+    uint64_t shrunk = 0;   // of the evictions: because the cap fell
 };
 
 // Slots in size classes, each with its own order of eviction (cache/policy.h). Not thread-safe. Leasing and releasing
@@ -83,6 +86,32 @@ class SlotCache {
     // Forgets the record's bytes (a read failed): the slot becomes empty when its last lease ends.
     void discard(RecordId record);
 
+    // How many slots of the class may be touched, which is what makes them cost memory: at first all, never fewer than
+    // one. When the cap falls, slots without a lease are closed from the last one on, whatever they hold, so that the
+    // memory that goes lies together; the most useful records among them come back at their next use. If what is leased
+    // is more than the cap, the rest follows when leases end. O(slots of the class); a rare thing.
+    void set_cap(uint32_t c, uint32_t n);
+    [[nodiscard]] uint32_t cap(uint32_t c) const { return classes_[c].cap; }
+    // Those that hold a record, or did since they were closed last.
+    [[nodiscard]] uint32_t touched(uint32_t c) const { return classes_[c].touched; }
+    // Of those, how many are beyond the cap: all touched ones are leased then, and the first whose leases end go.
+    [[nodiscard]] uint32_t over_cap(uint32_t c) const {
+        return classes_[c].touched - std::min(classes_[c].touched, classes_[c].cap);
+    }
+    [[nodiscard]] uint32_t n_slots(uint32_t c) const { return classes_[c].n_slots; }
+    // True if a lease for this record, which has no slot, would evict another although slots were never touched.
+    [[nodiscard]] bool wants_higher_cap(RecordId record) const;
+    // Calls f(slot) for each slot that was closed since the last call and not taken again: its memory can be given back.
+    template <typename F>
+    void take_closed(F&& f) {
+        for (const SlotId s : closed_) {
+            slots_[s].listed_closed = false;
+            if (!slots_[s].touched) f(s);
+        }
+        closed_.clear();
+    }
+    [[nodiscard]] bool has_closed() const { return !closed_.empty(); }
+
     [[nodiscard]] ComponentMask ready(SlotId slot) const { return slots_[slot].ready; }
     void mark_ready(SlotId slot, ComponentMask components) {
         slots_[slot].ready = static_cast<ComponentMask>(slots_[slot].ready | components);
@@ -96,7 +125,7 @@ class SlotCache {
     [[nodiscard]] uint32_t n_records() const { return static_cast<uint32_t>(slot_of_.size()); }
     [[nodiscard]] uint32_t n_resident() const { return n_resident_; }
     [[nodiscard]] uint32_t class_of(RecordId record) const { return class_of_record_[record]; }
-    // True when each record of the class has its own slot.
+    // True when each record of the class has its own slot. Ends for good when the cap keeps one from it.
     [[nodiscard]] bool class_is_complete(uint32_t c) const { return classes_[c].complete; }
     [[nodiscard]] const CacheCounters& counters() const { return counters_; }
 
@@ -108,8 +137,10 @@ class SlotCache {
         ComponentMask ready = 0;
         bool doomed = false;  // discarded while leased
         bool guest = false;
-        // The slot is in exactly one place: leased (nowhere), in its class's order, or in the list of guests or of
-        // empty slots.
+        bool touched = false;
+        bool listed_closed = false;  // in closed_
+        // The slot is in exactly one place: leased (nowhere), in its class's order, or in the list of guests, of empty
+        // slots or of spare ones.
         SlotId prev = kNoSlot, next = kNoSlot;
         uint32_t size_class = 0;
         bool fresh = false;  // its record came since it was last in the order
@@ -121,7 +152,10 @@ class SlotCache {
         SlotId first = 0;
         uint32_t n_slots = 0;
         bool complete = false;
-        List empty;             // head: next to use
+        List empty;             // touched; head: next to use
+        List spare;             // not touched
+        uint32_t cap = 0;
+        uint32_t touched = 0;
         List guests;            // those without a lease; head: released longest ago
         uint32_t n_guests = 0;  // leased ones too
         uint32_t guests_listed = 0;
@@ -135,12 +169,18 @@ class SlotCache {
     void begin_rest(Class& cls, SlotId s);
     void end_rest(Class& cls, SlotId s);
     SlotId take_slot(Class& cls, RecordId record, Seat seat);
+    SlotId take_empty(Class& cls, SlotId s);
+    void give_up_homes(Class& cls);
+    void put_empty(Class& cls, SlotId s);
+    void close(Class& cls, SlotId s);
+    void shrink_away(SlotId s);
 
     std::vector<uint32_t> class_of_record_;
     std::vector<SlotId> slot_of_;
     std::vector<SlotId> home_;  // of records of complete classes
     std::vector<bool> was_evicted_;
     std::vector<Slot> slots_;
+    std::vector<SlotId> closed_;
     std::vector<Class> classes_;
     Order order_;  // of members without a lease, in classes that are not complete
     uint32_t least_guests_ = 1;

@@ -105,17 +105,6 @@ void read_memory(Facts& f, const std::string& root) {
     f.page_size = page_size();
 }
 
-// The first number of "some avg10=1.50 avg60=...".
-std::optional<double> waited(const std::string& path) {
-    const auto text = read_text(path);
-    const auto rest = text ? rest_after(*text, "some avg10=") : std::nullopt;
-    if (!rest) return std::nullopt;
-    double part = 0;
-    const auto [end, ec] = std::from_chars(rest->data(), rest->data() + rest->size(), part);
-    if (ec != std::errc() || !(part >= 0 && part <= 100)) return std::nullopt;
-    return part;
-}
-
 void read_kernel(Facts& f, const std::string& root) {
     f.kernel_release = read_line(root + "/proc/sys/kernel/osrelease");
     f.io_uring_disabled = read_number(root + "/proc/sys/kernel/io_uring_disabled");
@@ -128,9 +117,9 @@ void read_kernel(Facts& f, const std::string& root) {
         const auto [end, ec] = std::from_chars(line->data(), line->data() + line->size(), load);
         if (ec == std::errc() && load >= 0 && load < 1e9) f.load = load;
     }
-    const Pressure p{.cpu = waited(root + "/proc/pressure/cpu"),
-                     .io = waited(root + "/proc/pressure/io"),
-                     .memory = waited(root + "/proc/pressure/memory")};
+    const Pressure p{.cpu = read_waited(root + "/proc/pressure/cpu"),
+                     .io = read_waited(root + "/proc/pressure/io"),
+                     .memory = read_waited(root + "/proc/pressure/memory")};
     if (p.cpu || p.io || p.memory) f.pressure = p;
 }
 

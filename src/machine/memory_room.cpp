@@ -14,11 +14,12 @@ constexpr uint64_t kNoLimit = 1ULL << 60;
 
 struct Files {
     const char* limit;
+    const char* throttle;  // above it the kernel makes the group's processes wait and reclaims; nullptr: there is none
     const char* used;
     const char* droppable;  // key in memory.stat
 };
-constexpr Files kVersion1{"/memory.limit_in_bytes", "/memory.usage_in_bytes", "total_inactive_file "};
-constexpr Files kVersion2{"/memory.max", "/memory.current", "inactive_file "};
+constexpr Files kVersion1{"/memory.limit_in_bytes", nullptr, "/memory.usage_in_bytes", "total_inactive_file "};
+constexpr Files kVersion2{"/memory.max", "/memory.high", "/memory.current", "inactive_file "};
 
 struct Limit {
     uint64_t limit = 0;
@@ -27,7 +28,11 @@ struct Limit {
 };
 
 std::optional<Limit> read_limit(const std::string& folder, const Files& files) {
-    const auto limit = read_number(folder + files.limit);
+    auto limit = read_number(folder + files.limit);
+    if (files.throttle != nullptr) {
+        const auto throttle = read_number(folder + files.throttle);
+        if (throttle && (!limit || *throttle < *limit)) limit = throttle;
+    }
     const auto used = read_number(folder + files.used);
     if (!limit || !used || *limit >= kNoLimit) return std::nullopt;
     const auto stat = read_text(folder + "/memory.stat");
@@ -52,6 +57,16 @@ MemoryRoom read_memory_room(const std::string& root) {
         room.cgroup_used = tightest->used;
     }
     return room;
+}
+
+std::optional<double> read_memory_pressure(const std::string& root) {
+    std::optional<double> worst = read_waited(root + "/proc/pressure/memory");
+    for (const Hierarchy& h : hierarchies(root, "memory")) {
+        if (h.version != 2) continue;
+        const auto here = read_waited(h.folders.front() + "/memory.pressure");
+        if (here && (!worst || *here > *worst)) worst = here;
+    }
+    return worst;
 }
 
 std::optional<uint64_t> MemoryRoom::free() const {

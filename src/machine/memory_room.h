@@ -20,4 +20,8 @@ struct MemoryRoom {
 // Reads /proc and /sys below `root` ("" for the real ones; tests give a folder). cgroup v1 and v2.
 MemoryRoom read_memory_room(const std::string& root);
 
+// Parts of a hundred of the last ten seconds in which something waited for memory: on the machine, or in this process's
+// own cgroup (version 2), whichever is more. Absent: neither is kept.
+std::optional<double> read_memory_pressure(const std::string& root);
+
 }  // namespace sluice::machine

@@ -78,6 +78,16 @@ std::optional<std::string> bracketed(std::string_view choice) {
     return std::string(word);
 }
 
+std::optional<double> read_waited(const std::string& path) {
+    const auto text = read_text(path);
+    const auto rest = text ? rest_after(*text, "some avg10=") : std::nullopt;
+    if (!rest) return std::nullopt;
+    double part = 0;
+    const auto [end, ec] = std::from_chars(rest->data(), rest->data() + rest->size(), part);
+    if (ec != std::errc() || !(part >= 0 && part <= 100)) return std::nullopt;
+    return part;
+}
+
 std::string_view trimmed(std::string_view text) {
     const size_t from = text.find_first_not_of(kBlanks);
     if (from == std::string_view::npos) return {};

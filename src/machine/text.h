@@ -36,6 +36,9 @@ std::optional<uint64_t> number_after(std::string_view text, std::string_view key
 // The rest of the first line that starts with `key`, without blanks around it.
 std::optional<std::string_view> rest_after(std::string_view text, std::string_view key);
 
+// Of a file of pressure stall information, the part of a hundred in "some avg10=1.50 avg60=...".
+std::optional<double> read_waited(const std::string& path);
+
 std::string_view trimmed(std::string_view text);
 
 }  // namespace sluice::machine

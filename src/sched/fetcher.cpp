@@ -23,6 +23,7 @@ void Fetcher::enter(uint32_t set, trace::Phase phase) {
     // Of a pass that was given up, or beside one of another context.
     if (ahead_ != set || !prompt_) end_ahead();
     ahead_ = kNoSet;
+    slots_->follow_share();
     if (scheduler_->admission().layer()) log(LogLevel::info, "predictions are read again");
     if (phase != trace::Phase::decode) {
         set_ = kNoSet;
@@ -77,12 +78,20 @@ size_t Fetcher::lease(std::span<RecordId> records, cache::Seat seat) {
         if (seat == cache::Seat::member) cache.keep(*it);
     }
     auto n = static_cast<size_t>(missing - records.begin());
-    while (n < records.size() && cache.lease(records[n], seat) != cache::kNoSlot) ++n;
+    while (n < records.size()) {
+        slots_->make_room(records[n]);
+        if (cache.lease(records[n], seat) != cache::kNoSlot) {
+            ++n;
+        } else if (n > 0 || !scheduler_->free_leases()) {
+            break;
+        }
+    }
     return n;
 }
 
 void Fetcher::release(std::span<const RecordId> records) {
     for (const RecordId r : records) slots_->cache().release(r);
+    slots_->give_back();
 }
 
 Scheduler::Wish Fetcher::wish_of(RecordId record, const trace::Pass* pass) const {

@@ -96,7 +96,18 @@ class Fetcher {
     [[nodiscard]] const cache::Layout& layout() const { return slots_->layout(); }
     // Announces the memory of all slots to the engine. It is not worth its price by default: pinned pages cannot be
     // given back, and reads were no faster with them (docs/results/reads.md).
-    Status register_arena() { return engine_.register_memory(slots_->arena()); }
+    Status register_arena() {
+        slots_->pin();
+        return engine_.register_memory(slots_->arena());
+    }
+    // Bytes of slots in use, at most so many from now on; see Slots::set_limit().
+    void set_limit(uint64_t bytes) { slots_->set_limit(bytes); }
+    // Does what the budget's share says, outside of any block.
+    void follow_share() { slots_->follow_share(); }
+    [[nodiscard]] std::span<std::byte> arena() const { return slots_->arena(); }
+    [[nodiscard]] uint64_t held() const { return slots_->held(); }
+    [[nodiscard]] uint64_t limit() const { return slots_->limit(); }
+    [[nodiscard]] uint64_t slots_within_limit() const { return slots_->within_limit(); }
     [[nodiscard]] Scheduler& scheduler() { return *scheduler_; }
     [[nodiscard]] const SchedCounters& counters() const { return scheduler_->counters(); }
     // All that the engine was asked for, by whomever.

@@ -194,6 +194,7 @@ void Scheduler::finish(Index i, TicketState state, const Status& status) {
 // A slot for what the device is going to write, for as long as it does. False when all are leased.
 bool Scheduler::take_lease(Ticket& t, cache::Seat seat) {
     if (t.holds_lease) return true;
+    slots_.make_room(t.record);
     t.slot = slots_.cache().lease(t.record, seat);
     if (t.slot == cache::kNoSlot) return false;
     t.slot_generation = slots_.cache().generation(t.slot);
@@ -410,6 +411,25 @@ void Scheduler::cancel(Owner owner) {
         if (!concerned || t.waiters > 0) continue;
         let_go(i);  // also a hint of somebody else that this owner had joined: it is exact by now, and nobody waits
     }
+}
+
+bool Scheduler::free_leases() {
+    bool any = false;
+    for (Index i = 0; i < tickets_.size(); ++i) {
+        const Ticket& t = tickets_[i];
+        if (t.state == TicketState::free || !t.holds_lease || t.waiters > 0 || t.orphan) continue;
+        if (t.pieces > 0 && t.asked >= t.physical) continue;  // it ends by itself
+        any = any || t.pieces == 0;
+        let_go(i);
+    }
+    if (any) return true;
+    if (at_device_ == 0) return false;
+    std::array<io::Completion, kPieces> done;
+    const Nanos t0 = clock_.now();
+    const size_t n = engine_.wait(done);
+    counters_.wait += clock_.now() - t0;
+    handle(std::span(done).first(n), nullptr);
+    return true;
 }
 
 void Scheduler::abandon(Batch& batch) {

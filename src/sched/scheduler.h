@@ -148,6 +148,9 @@ class Scheduler {
     // Nothing is wanted any more for batches of this owner, nor its hints: what is queued ends, what is at the device
     // becomes an ordinary cache entry if it arrives whole. No read is waited for.
     void cancel(Owner owner);
+    // Frees slots for whoever finds all of them leased: reads that nobody waits for give way, and where these are at the
+    // device already, one of them is waited for. False if there is none.
+    bool free_leases();
     // A batch that is not waited for to its end must be abandoned before it goes.
     void abandon(Batch& batch);
 

@@ -29,6 +29,17 @@ Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Op
     const std::vector<cache::SetShape> set_shapes = shapes(store, options.converted);
     auto layout = cache::plan_layout(set_shapes, options.budget, options.min_slots);
     if (!layout.ok()) return layout.status();
+    // What may be in use now must do, too. Where it would not with these classes, the rest is given up.
+    const uint64_t limit = options.share != nullptr ? options.share->limit() : options.budget;
+    const auto least_of = [&](const cache::Layout& l) {
+        uint64_t sum = 0;
+        for (const cache::SizeClass& c : l.classes) sum += c.slot_bytes * std::min(c.n_slots, options.min_slots);
+        return sum;
+    };
+    if (limit < least_of(*layout)) {
+        layout = cache::plan_layout(set_shapes, std::max(limit, cache::minimum_budget(set_shapes)), options.min_slots);
+        if (!layout.ok()) return layout.status();
+    }
 
     std::vector<uint32_t> class_of_record, set_of_record;
     for (RecordId r = 0; r < store.n_records(); ++r) {
@@ -54,6 +65,14 @@ Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Op
                            std::move(set_of_record), options.tuning);
     std::unique_ptr<Slots> made(new Slots(store, std::move(options), std::move(*layout), std::move(cache)));
     made->arena_ = std::move(*arena);
+    made->limit_ = made->layout_.arena_bytes;
+    made->caps_ = made->caps_for(made->limit_);
+    if (made->options_.share != nullptr) {
+        for (uint32_t c = 0; c < made->layout_.classes.size(); ++c) made->cache_.set_cap(c, 1);
+        made->told_ = limit;
+        made->set_limit(limit);
+        made->options_.share->holds(made->held());
+    }
     made->free_staging_.reserve(kStagingBuffers);
     if (staging_bytes > 0) {
         const uint64_t each = align_up(staging_bytes, cache::kSlotAlign);
@@ -80,6 +99,119 @@ std::byte* Slots::data(RecordId record, uint32_t component) const {
     std::byte* p = place(record, component);
     if (converted(store_.set_of(record), component)) return p;
     return p + store::RecordStore::aligned(store_.extent(record, component)).delta;
+}
+
+uint64_t Slots::held() const {
+    uint64_t sum = 0;
+    for (uint32_t c = 0; c < layout_.classes.size(); ++c) sum += layout_.classes[c].slot_bytes * cache_.touched(c);
+    return sum;
+}
+
+uint64_t Slots::within_limit() const {
+    uint64_t sum = 0;
+    for (const uint32_t n : caps_) sum += n;
+    return sum;
+}
+
+uint64_t Slots::capped() const {
+    uint64_t sum = 0;
+    for (uint32_t c = 0; c < layout_.classes.size(); ++c) sum += layout_.classes[c].slot_bytes * cache_.cap(c);
+    return sum;
+}
+
+uint64_t Slots::least_limit() const {
+    uint64_t sum = 0;
+    for (const cache::SizeClass& c : layout_.classes) sum += c.slot_bytes;
+    return sum;
+}
+
+// The limit's slots, by class: in proportion to what each has, but at least one.
+std::vector<uint32_t> Slots::caps_for(uint64_t limit) const {
+    std::vector<uint32_t> caps;
+    uint64_t sum = 0;
+    const double share = std::min(1.0, static_cast<double>(limit) / static_cast<double>(layout_.arena_bytes));
+    for (const cache::SizeClass& c : layout_.classes) {
+        const auto n = limit >= layout_.arena_bytes ? c.n_slots : static_cast<uint32_t>(share * c.n_slots);
+        caps.push_back(std::max(1U, n));
+        sum += c.slot_bytes * caps.back();
+    }
+    // The ones that were rounded up come from the largest class.
+    while (sum > limit) {
+        size_t most = caps.size();
+        uint64_t bytes = 0;
+        for (size_t c = 0; c < caps.size(); ++c) {
+            if (caps[c] == 1 || layout_.classes[c].slot_bytes * caps[c] <= bytes) continue;
+            bytes = layout_.classes[c].slot_bytes * caps[c];
+            most = c;
+        }
+        if (most == caps.size()) break;
+        --caps[most];
+        sum -= layout_.classes[most].slot_bytes;
+    }
+    return caps;
+}
+
+void Slots::set_limit(uint64_t bytes) {
+    limit_ = std::clamp(bytes, least_limit(), layout_.arena_bytes);
+    caps_ = caps_for(limit_);
+    denied_.reset();
+    if (capped() > limit_) {
+        for (uint32_t c = 0; c < caps_.size(); ++c) cache_.set_cap(c, std::min(caps_[c], cache_.cap(c)));
+    }
+    give_back();
+}
+
+void Slots::follow_share() {
+    give_back();
+    if (options_.share == nullptr) return;
+    options_.share->holds(held());
+    const uint64_t limit = options_.share->limit();
+    if (limit == told_) return;
+    told_ = limit;
+    set_limit(limit);
+    options_.share->holds(held());
+}
+
+void Slots::make_room(RecordId record) {
+    if (options_.share == nullptr || denied_ == options_.share->looks() || !cache_.wants_higher_cap(record)) return;
+    const uint32_t c = cache_.class_of(record);
+    const uint64_t each = layout_.classes[c].slot_bytes;
+    const uint64_t left = limit_ - std::min(limit_, capped());
+    const uint64_t most = std::min<uint64_t>(caps_[c] - std::min(caps_[c], cache_.cap(c)), left / each);
+    const auto n = static_cast<uint32_t>(std::min(most, std::max<uint64_t>(1, options_.slab / each)));
+    if (n == 0) return;
+    options_.share->holds(held());
+    if (!options_.share->may_take(n * each)) {
+        denied_ = options_.share->looks();
+        return;
+    }
+    cache_.set_cap(c, cache_.cap(c) + n);
+}
+
+// Neighbours in one call.
+void Slots::give_back_closed() {
+    uint64_t begin = 0, end = 0;
+    const auto flush = [&] {
+        if (end > begin && !pinned_) arena_.give_back(begin, end - begin);
+    };
+    cache_.take_closed([&](SlotId s) {
+        const cache::SizeClass& cls = *std::find_if(layout_.classes.rbegin(), layout_.classes.rend(),
+                                                    [&](const cache::SizeClass& k) { return s >= k.first_slot; });
+        const uint64_t at = cls.offset + (s - cls.first_slot) * cls.slot_bytes;
+        if (at + cls.slot_bytes == begin) {
+            begin = at;
+            return;
+        }
+        if (at == end && end > begin) {
+            end += cls.slot_bytes;
+            return;
+        }
+        flush();
+        begin = at;
+        end = at + cls.slot_bytes;
+    });
+    flush();
+    if (options_.share != nullptr) options_.share->holds(held());
 }
 
 std::byte* Slots::take_staging() {

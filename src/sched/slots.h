@@ -1,10 +1,12 @@
 // Owns: the memory of the cache: where in which slot each component lies, and the buffers for what is converted first.
-// Keeps: a component's place does not move while its record has a lease; all memory is allocated and touched once.
+// Keeps: a component's place does not move while its record has a lease; memory is reserved once, and slots that were
+// touched never take more than the limit, but for those that are leased when it falls.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include "base/memory.h"
 #include "base/status.h"
 #include "cache/layout.h"
+#include "cache/shared_budget.h"
 #include "cache/slot_cache.h"
 #include "store/record_store.h"
 
@@ -25,11 +28,17 @@ using cache::SlotId;
 using Convert =
     std::function<void(uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot, uint64_t bytes)>;
 
-// Not thread-safe. Nothing allocates after create().
+// Not thread-safe. Nothing allocates after create(), but for a new limit.
 class Slots {
   public:
+    // Large enough that a look at memory costs nothing beside the reads that fill it.
+    static constexpr uint64_t kSlab = 32ULL << 20U;
     struct Options {
-        uint64_t budget = 0;     // bytes for slots
+        uint64_t budget = 0;     // bytes for slots, at most
+        // If given, it says how many of these may be in use. It outlives the slots.
+        cache::BudgetShare* share = nullptr;
+        // With a share, slots are taken into use in slabs of this, or one by one where they are larger.
+        uint64_t slab = kSlab;
         uint32_t min_slots = 1;  // top-k: what a layer wants at once
         cache::Policy policy = cache::Policy::lru;
         cache::Tuning tuning;
@@ -80,16 +89,46 @@ class Slots {
     // The component's bytes, from a staging buffer into the slot in the form that slots have.
     void settle(RecordId record, uint32_t component, const std::byte* bytes);
 
+    // Bytes of slots that cost memory.
+    [[nodiscard]] uint64_t held() const;
+    [[nodiscard]] uint64_t limit() const { return limit_; }
+    // Slots that the limit allows.
+    [[nodiscard]] uint64_t within_limit() const;
+    // The least limit with which each layer can be computed with at least one expert at a time.
+    [[nodiscard]] uint64_t least_limit() const;
+    // Held bytes are at most this from now on, except for leased slots; those follow when their leases end. A higher
+    // limit allows growth and takes nothing yet.
+    void set_limit(uint64_t bytes);
+    // Does what the share says now. Before a block; cheap when there is nothing new.
+    void follow_share();
+    // Before a lease: if the record would have to evict another although there is memory left, takes a slab of that.
+    void make_room(RecordId record);
+    // Gives the memory of slots that were closed back to the kernel. After leases end.
+    void give_back() {
+        if (cache_.has_closed()) give_back_closed();
+    }
+    // From now on memory stays, whatever the limit: the kernel has the addresses of its pages.
+    void pin() { pinned_ = true; }
+
     static constexpr size_t kStagingBuffers = 8;
 
   private:
     Slots(const store::RecordStore& store, Options options, cache::Layout layout, cache::SlotCache cache)
         : store_(store), options_(std::move(options)), layout_(std::move(layout)), cache_(std::move(cache)) {}
 
+    [[nodiscard]] std::vector<uint32_t> caps_for(uint64_t limit) const;
+    [[nodiscard]] uint64_t capped() const;
+    void give_back_closed();
+
     const store::RecordStore& store_;
     Options options_;
     cache::Layout layout_;
     cache::SlotCache cache_;
+    uint64_t limit_ = 0;
+    uint64_t told_ = 0;           // by the share, last
+    std::vector<uint32_t> caps_;  // by class, with the limit
+    std::optional<uint64_t> denied_;  // memory was denied, in this look of the share's
+    bool pinned_ = false;
     Region arena_;
     Region staging_region_;
     std::vector<std::byte*> free_staging_;

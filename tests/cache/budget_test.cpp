@@ -43,6 +43,19 @@ TEST(Budget, TheGroupsLimitCountsWhereItIsTighter) {
     EXPECT_EQ(choose_budget(room, MiB, 100 * GiB).bytes, MiB);
 }
 
+// Who has named a number gets it, as long as that does not bring the machine down.
+TEST(Budget, TheReserveIsSmallWhereANumberWasTold) {
+    EXPECT_EQ(reserve_of(available(16 * GiB), false), 2 * GiB);
+    EXPECT_EQ(reserve_of(available(16 * GiB), true), 512 * MiB);
+    EXPECT_EQ(reserve_of(available(GiB), true), 64 * MiB);
+    MemoryRoom room = available(8 * GiB);
+    room.cgroup_limit = 256 * MiB;
+    room.cgroup_used = 0;
+    EXPECT_TRUE(limited_by_group(room));
+    EXPECT_EQ(reserve_of(room, true), 16 * MiB);
+    EXPECT_EQ(reserve_of({}, true), 64 * MiB);
+}
+
 TEST(Budget, NeverLessThanOneExpert) {
     EXPECT_EQ(choose_budget(available(MiB), 30 * MiB, 100 * GiB).bytes, 30 * MiB);
 }

@@ -49,6 +49,31 @@ TEST(MemoryRoom, KnowsLimitsOfCgroupVersion2) {
     EXPECT_EQ(room.free(), GiB);
 }
 
+TEST(MemoryRoom, WhereTheKernelThrottlesIsALimitToo) {
+    const Tree tree;
+    tree.write("proc/self/cgroup", "0::/x\n");
+    tree.write("sys/fs/cgroup/x/memory.max", "max\n");
+    tree.write("sys/fs/cgroup/x/memory.high", "1073741824\n");
+    tree.write("sys/fs/cgroup/x/memory.current", "5\n");
+    EXPECT_EQ(read_memory_room(tree.root()).cgroup_limit, GiB);
+    tree.write("sys/fs/cgroup/x/memory.max", "536870912\n");
+    EXPECT_EQ(read_memory_room(tree.root()).cgroup_limit, 512 * MiB);
+    tree.write("sys/fs/cgroup/x/memory.high", "max\n");
+    EXPECT_EQ(read_memory_room(tree.root()).cgroup_limit, 512 * MiB);
+}
+
+TEST(MemoryPressure, IsTheWorseOfTheMachinesAndTheGroups) {
+    const Tree tree;
+    EXPECT_FALSE(read_memory_pressure(tree.root()).has_value());
+    tree.write("proc/pressure/memory", "some avg10=1.50 avg60=0.00 avg300=0.00 total=5\nfull avg10=9.00\n");
+    EXPECT_EQ(read_memory_pressure(tree.root()), 1.5);
+    tree.write("proc/self/cgroup", "4:memory:/a\n0::/x\n");
+    tree.write("sys/fs/cgroup/x/memory.pressure", "some avg10=20.25 avg60=0.00 avg300=0.00 total=5\n");
+    EXPECT_EQ(read_memory_pressure(tree.root()), 20.25);
+    tree.write("sys/fs/cgroup/x/memory.pressure", "some avg10=-1\n");
+    EXPECT_EQ(read_memory_pressure(tree.root()), 1.5);
+}
+
 TEST(MemoryRoom, WordsInsteadOfNumbersMeanNoLimit) {
     const Tree tree;
     tree.write("proc/self/cgroup", "0::/\n");

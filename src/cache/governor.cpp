@@ -1,0 +1,142 @@
+#include "cache/governor.h"
+
+#include <algorithm>
+
+namespace sluice::cache {
+namespace {
+
+uint64_t less(uint64_t a, uint64_t b) {
+    return a - std::min(a, b);
+}
+
+uint64_t plus(uint64_t a, uint64_t b) {
+    return checked_add(a, b).value_or(UINT64_MAX);
+}
+
+}  // namespace
+
+Governor::Room Governor::room(const Readings& now, uint64_t held, unsigned part) const {
+    Room r{options_.ceiling};
+    const auto at_most = [&](uint64_t bytes, Cause cause) {
+        if (bytes < r.bytes) r = {bytes, cause, false};
+    };
+    if (options_.ram && now.process) {
+        const uint64_t others = plus(less(*now.process, held), now.pending);
+        at_most(less(*options_.ram, plus(others, options_.margin / part)), Cause::ram);
+    }
+    if (now.free) {
+        at_most(less(plus(held, *now.free), plus(now.pending, options_.reserve / part)), Cause::free);
+    }
+    r.below_floor = r.bytes < options_.floor;
+    r.bytes = std::max(r.bytes, options_.floor);
+    return r;
+}
+
+// Others may be short in a group of their own, where our going down would not help them: it counts only where memory is
+// short here, too.
+bool Governor::pressed(const Readings& now) const {
+    return options_.heeds_pressure && now.pressure && *now.pressure >= kPressed &&
+           (!now.free || less(*now.free, now.pending) < 2 * options_.reserve);
+}
+
+uint64_t Governor::step() const {
+    return std::max<uint64_t>(32 * MiB, limit() / 8);
+}
+
+void Governor::freeze(Nanos now) {
+    if (!has_gone_down_ || now - went_down_ >= kForget) {
+        wait_ = options_.patience;
+    } else if (now - went_down_ >= kOneEvent) {
+        wait_ = std::min(2 * wait_, kLongestWait);
+    }
+    has_gone_down_ = true;
+    went_down_ = now;
+    roomy_since_.reset();
+}
+
+uint64_t Governor::limit() const {
+    const uint64_t most = std::min({options_.ceiling, own_.value_or(UINT64_MAX), told_.value_or(UINT64_MAX)});
+    return told_ ? most : std::max(most, options_.floor);
+}
+
+Governor::Room Governor::begin(const Readings& now, uint64_t held) {
+    const Room found = room(now, held, 1);
+    if (found.bytes < limit()) {
+        own_ = found.bytes;
+        roomy_since_.reset();
+    }
+    return found;
+}
+
+Governor::Decision Governor::look(const Readings& now, uint64_t held) {
+    const uint64_t before = limit();
+    const Room tight = room(now, held, 2);
+    if (held > tight.bytes) {
+        const Room wanted = room(now, held, 1);
+        if (wanted.bytes >= before) return {};  // on its way there
+        freeze(now.now);
+        own_ = wanted.bytes;
+        return {Change::down, tight.cause};
+    }
+    if (tight.below_floor && held > 0) return {Change::stuck, tight.cause};
+    if (pressed(now)) {
+        roomy_since_.reset();
+        if (has_gone_down_ && now.now - went_down_ < kBetweenSteps) return {};
+        const uint64_t next = std::max(less(std::min(held, before), held / 8), options_.floor);
+        if (next >= before || held == 0) return {};
+        freeze(now.now);
+        own_ = next;
+        return {Change::down, Cause::pressure};
+    }
+    if (!own_) return {};
+    const uint64_t roomy = room(now, held, 1).bytes;
+    const bool calm = !options_.heeds_pressure || now.pressure.value_or(0) < kCalm;
+    if (!calm || roomy < std::min(plus(*own_, step()), options_.ceiling)) {
+        roomy_since_.reset();
+        return {};
+    }
+    if (!roomy_since_) roomy_since_ = now.now;
+    if (now.now - *roomy_since_ < wait_) return {};
+    roomy_since_ = now.now;
+    *own_ = std::min(roomy, plus(*own_, step()));
+    if (*own_ >= options_.ceiling) own_.reset();
+    return {limit() > before ? Change::up : Change::none, Cause::none};
+}
+
+bool Governor::may_take(const Readings& now, uint64_t held, uint64_t bytes) {
+    const uint64_t then = plus(held, bytes);
+    if (then > limit()) return false;
+    if (then <= room(now, held, 1).bytes && !pressed(now)) return true;
+    own_ = std::max(held, options_.floor);
+    roomy_since_.reset();
+    return false;
+}
+
+void Governor::set_limit(std::optional<uint64_t> bytes) {
+    told_ = bytes;
+    // Who asks for more wants it now.
+    if (own_ && (!bytes || *bytes > *own_)) own_.reset();
+}
+
+void Governor::set_bounds(uint64_t floor, uint64_t ceiling) {
+    options_.floor = floor;
+    options_.ceiling = std::max(floor, ceiling);
+}
+
+const char* cause_text(Governor::Cause cause) {
+    switch (cause) {
+        case Governor::Cause::ram:
+            return "the process has grown otherwise";
+        case Governor::Cause::free:
+            return "others need the memory";
+        case Governor::Cause::pressure:
+            return "others wait for memory";
+        case Governor::Cause::told:
+            return "as told";
+        case Governor::Cause::none:
+            break;
+    }
+    return "";
+}
+
+}  // namespace sluice::cache
