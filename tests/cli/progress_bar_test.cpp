@@ -23,7 +23,7 @@ TEST(ProgressLine, IsNeverWiderThanTheTerminal) {
 TEST(ProgressLine, KeepsHowLongItTakesAndCutsNoWord) {
     constexpr double kSeconds = 1234;
     const std::string wide = progress_line("verifying", kTotal / 2, kTotal, kSeconds, 200);
-    EXPECT_EQ(wide, "verifying [############............]  50 %  9.1 GiB of 18.1 GiB  7.5 MiB/s  1234 s left");
+    EXPECT_EQ(wide, "verifying [############............]  50 %  9.06 GiB of 18.12 GiB  7.5 MiB/s  1234 s left");
     // At 80 columns all of it is there, with a shorter bar.
     const std::string usual = progress_line("verifying", kTotal / 2, kTotal, kSeconds, 79);
     EXPECT_NE(usual.find("7.5 MiB/s  1234 s left"), std::string::npos) << usual;
