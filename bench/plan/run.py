@@ -84,7 +84,7 @@ def main():
     kept = new_directory(args.verdicts)
     seen = set()
     print("| round | model | cache, MiB | threads | fresh, tok/s | with history | measured |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     try:
         for r in range(args.rounds):
             order = combinations if r % 2 == 0 else combinations[::-1]
