@@ -31,7 +31,7 @@ def one(args, arm, tokens, cache_bytes, limit):
         record = os.path.join(work, "record.jsonl")
         command = [args.sluice, "bench", "--record", record, "--prefill-mode", mode,
                    "--cache-mb", f"{cache_bytes / MIB:.3f}", "-m", args.model, "-t", str(args.threads),
-                   "-p", str(tokens), "-n", "0", "-r", str(args.repetitions + 1), "-o", "json"]
+                   "--no-warmup", "-p", str(tokens), "-n", "0", "-r", str(args.repetitions + 1), "-o", "json"]
         drop_from_page_cache(args.model)
         with Cgroup(limit) as group:
             done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -46,7 +46,7 @@ def one(args, arm, tokens, cache_bytes, limit):
     if len(set(model["record_bytes"])) > 1:
         raise SystemExit("layers of different sizes: the union's bytes would be wrong")
     rows = [x for x in lines if x["kind"] == "row" and x["phase"] == 0]
-    # A repetition is `tokens` tokens in one batch or several; the bench's own warm-up comes first.
+    # A repetition is `tokens` tokens in one batch or several.
     runs, at = [], len(rows)
     for speed in reversed(speeds):
         mine, seen = [], 0
