@@ -86,9 +86,11 @@ std::string summary_text(const Book& book, const SummaryExtras& extras) {
     }
     if (decode.rows > 0) {
         out += fmt::format(
-            "waiting:  {} of decode time for reads; hidden {} of the reads' time; drive {}, read p50 {}, "
+            "waiting:  {} of decode time for reads, in {} of the layers; hidden {} of the reads' time; drive {}, read "
+            "p50 {}, "
             "p99 {}\n",
             spelled(of_decode("exposed_wait_fraction"), 0, " %", 100),
+            spelled(of_decode("layers_waiting_fraction"), 0, " %", 100),
             spelled(of_decode("hidden_fraction"), 0, " %", 100),
             spelled(of_decode("drive_bytes_per_second"), 0, " MiB/s", 1.0 / (1 << 20)),
             spelled(of_decode("read_p50_ms"), 2, " ms"), spelled(of_decode("read_p99_ms"), 2, " ms"));

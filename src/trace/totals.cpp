@@ -60,6 +60,16 @@ Value roofline_ns(const Totals& t) {
     return compute && drive ? Value(std::max(*compute, *drive)) : std::nullopt;
 }
 
+Value layers_waiting(const Totals& t) {
+    const auto& layers = t.sum.layers;
+    const auto waits = [](const Row::Layer& l) {
+        const auto wait = static_cast<double>(l.wait);
+        return wait > 0 && wait >= 0.1 * (wait + static_cast<double>(l.routed));
+    };
+    const auto n = std::count_if(layers.begin(), layers.end(), waits);
+    return ratio(static_cast<double>(n), static_cast<double>(layers.size()));
+}
+
 constexpr double kMilli = 1e-6;  // ns to ms
 
 constexpr Figure kFigures[] = {
@@ -76,6 +86,9 @@ constexpr Figure kFigures[] = {
      [](const Totals& t) { return ratio(number(t.sum.exact_physical), number(t.sum.exact_bytes)); }},
     {"exposed_wait_fraction", "1", "share of the wall time standing still for reads",
      [](const Totals& t) { return ratio(number(exposed(t)), number(t.sum.wall)); }},
+    {"layers_waiting_fraction", "1",
+     "layers that stand still for reads for a tenth or more of their experts' time: few slow layers, or bubbles in all",
+     layers_waiting},
     {"hidden_fraction", "1", "share of the reads' time that compute did not stand still for",
      [](const Totals& t) {
          const Value share = ratio(number(exposed(t)), number(t.sum.read_busy));

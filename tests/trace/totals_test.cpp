@@ -152,5 +152,24 @@ TEST(Totals, LayersAddUp) {
     EXPECT_EQ(t.sum.layers[1].lookups, 1);
 }
 
+TEST(Totals, FewSlowLayersAreToldFromBubblesInAll) {
+    Totals t;
+    Row row;
+    row.layers.resize(4);
+    for (Row::Layer& l : row.layers) l.routed = 1000;
+    t.add(row);
+    EXPECT_DOUBLE_EQ(*figure("layers_waiting_fraction", t), 0);
+    row.layers[1].wait = 5000;
+    row.layers[2].wait = 10;  // not worth the word
+    t.add(row);
+    EXPECT_DOUBLE_EQ(*figure("layers_waiting_fraction", t), 0.25);
+    for (Row::Layer& l : row.layers) l.wait = 900;
+    t.add(row);
+    EXPECT_DOUBLE_EQ(*figure("layers_waiting_fraction", t), 1);
+    for (Row::Layer& l : row.layers) l.wait = l.routed = INT64_MAX;
+    t.add(row);
+    EXPECT_DOUBLE_EQ(*figure("layers_waiting_fraction", t), 1);
+}
+
 }  // namespace
 }  // namespace sluice::trace
