@@ -47,6 +47,7 @@ int pack_command(std::vector<std::string> arguments);
 int unpack_command(std::vector<std::string> arguments);
 int repair_command(std::vector<std::string> arguments);
 int gate_command(std::vector<std::string> arguments);
+int replay_command(std::vector<std::string> arguments);
 
 // One line "sluice: error: ..." on standard error.
 int fail(const Status& status, int code);

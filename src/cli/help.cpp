@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kWidth = 100;
 
-constexpr std::array<Command, 15> kCommands{{
+constexpr std::array<Command, 16> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
      "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
@@ -101,6 +101,19 @@ constexpr std::array<Command, 15> kCommands{{
      "the user's cache directory; --out FILE: there) with the digests of what it is about. The exit code is 0 for yes "
      "and 1 for no, or if it cannot be told. No verdict turns anything on. Ctrl-C ends without one.",
      nullptr, gate_command},
+    {"replay",
+     "TRACE... [--policy P,...] [--slots N,...] [--budget SIZE,...] [--know-layers N,...] [--know-tokens N,...] "
+     "[--prompt guests|members] [--tune NAME=X,...] [--model MODEL] [--csv]",
+     "what caches would have done with recorded routes",
+     "Reads what --route-trace wrote (or - for standard input) and runs the real cache over it, for each policy (or "
+     "all) and each budget: --slots per layer, shared by all layers (numbers and ranges: 4-32), or --budget in bytes, "
+     "cut up as in the engine. Beside them stands the best that any cache could do, which knows the future: one whose "
+     "newest expert may go at once, and one whose newest stays. --know-layers and --know-tokens add the default policy "
+     "with exact knowledge of what the next N layers, or each layer in the next N tokens, will choose. --prompt "
+     "members lets the prompt's experts push out all others. --tune changes the default policy: short=, long=, "
+     "share=, phase=, prompt=. --model takes sizes of experts from a model where the trace has none. --csv: a row for "
+     "each trace, policy and budget, with bytes and evictions.",
+     nullptr, replay_command},
 }};
 
 // The flags that the usage line of a command names; of a stock tool also the streaming options that mean something to

@@ -83,13 +83,20 @@ check "sluice chat, one turn" "$sluice" chat -m "$model" -p "In the" -n 4 -st --
 
 # --- the program's own words
 check "sluice --version" grep -qF "llama.cpp v0.5.0" <("$sluice" --version)
-for command in run chat serve bench perplexity inspect plan doctor verify pack unpack repair gate; do
+for command in run chat serve bench perplexity inspect plan doctor verify pack unpack repair gate replay; do
     "$sluice" $command --help >"$work/help" 2>&1 </dev/null || { echo "FAILED  sluice $command --help"; failures=$((failures + 1)); }
     check "sluice $command --help tells its usage" grep -qF "usage: sluice $command" "$work/help"
 done
 check "help of run names every streaming option" grep -qF -- "--dense-weights" <("$sluice" run --help 2>&1)
 check "help of run lists llama.cpp's options" grep -qF -- "--top-k" <("$sluice" run --help 2>&1)
 check "sluice inspect" grep -qF "one token" <("$sluice" inspect "$model")
+routes=$(dirname "$0")/../replay/routes/gptoss.csv
+check "sluice replay compares policies with the optimum" grep -q "gap closed" <("$sluice" replay "$routes" --slots 4,8)
+check "sluice replay --csv" grep -q "^-,gpt-oss,best," <("$sluice" replay - --csv --budget 600M <"$routes")
+check "sluice replay with one budget tells bytes" grep -q "read per token" <("$sluice" replay "$routes" --slots 8 --policy reuse)
+fails_saying "not a route trace" 1 "line 1 should name the columns" "$sluice" replay "$text"
+fails_saying "an unknown policy" 2 "lru, frequency, reuse" "$sluice" replay --policy best "$routes"
+fails_saying "no trace" 2 "which trace" "$sluice" replay
 check "sluice inspect --json is JSON" python3 -c 'import json,sys; d=json.load(sys.stdin); assert d["experts"] > 0 and d["caches"], d' < <("$sluice" inspect "$model" --json)
 # What doctor finds depends on the machine: 0 and 1 are both an answer.
 doctor() {
