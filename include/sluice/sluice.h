@@ -55,6 +55,11 @@ enum class Verbosity { error, warn, info, debug };
 struct Config {
     std::optional<uint64_t>
         cache_bytes;  // memory for experts; unset: chosen from what is free when the first token runs
+    // Memory for the whole process: weights, context, buffers and experts. Unset: experts take what is free, less a
+    // reserve. What is too little fails the load, or the first token. All of these hold for all models together.
+    std::optional<uint64_t> ram_bytes;
+    std::optional<uint64_t> cache_floor_bytes;  // without cache_bytes: experts keep this, however short memory is
+    std::optional<uint64_t> cache_ceil_bytes;   // and never take more
     CachePolicy cache_policy = CachePolicy::reuse;
     unsigned io_threads = 8;  // reads in flight at each drive, 1..64
     IoEngine io_engine = IoEngine::automatic;
@@ -112,6 +117,11 @@ struct Stats {
 // Reads the SLUICE_... environment into `config`. False, with the reason, for a value that does not parse or a
 // variable that does not exist.
 [[nodiscard]] SLUICE_API bool config_from_environment(Config* config, std::string* error);
+
+// Memory for experts, of all models together: at most so many bytes from now on, until the next call. What is held beyond
+// that is given back to the system at once, or where a layer is being computed, when that is over. A higher limit, or
+// none, allows growth as far as the configuration does. May be called from any thread, but not from a signal handler.
+SLUICE_API void set_cache_limit(std::optional<uint64_t> bytes);
 
 // Counts are summed over all models, also those freed since; cache and experts are of the models loaded now, or of the
 // last one if none is.

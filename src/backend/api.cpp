@@ -3,6 +3,7 @@
 
 #include "backend/device.h"
 #include "backend/options.h"
+#include "backend/process_memory.h"
 #include "backend/recording.h"
 #include "sluice/sluice.h"
 
@@ -33,6 +34,10 @@ bool start(const Config& config, std::string* error) {
 
 bool config_from_environment(Config* config, std::string* error) {
     return report(backend::read_environment(*config, environ, backend::host().place), error);
+}
+
+void set_cache_limit(std::optional<uint64_t> bytes) {
+    backend::set_experts_limit(bytes);
 }
 
 Stats stats() {

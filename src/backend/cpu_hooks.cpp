@@ -17,6 +17,10 @@ using SetPool = void (*)(ggml_backend_t, ggml_threadpool_t);
 GetProc g_get_proc = nullptr;
 FromHostPtr g_from_host_ptr = nullptr;
 SetPool g_set_pool = nullptr;
+using Alloc = ggml_backend_buffer_t (*)(ggml_backend_buffer_type_t, size_t);
+Alloc g_alloc = nullptr;
+std::atomic<void (*)(ggml_backend_buffer_t)> g_free{nullptr};  // of buffers that g_alloc makes
+BufferHooks g_buffers;
 DenseHook g_dense_hook = nullptr;
 LoadHook g_load_hook = nullptr;
 ggml_backend_reg_t g_cpu_reg = nullptr;
@@ -97,9 +101,31 @@ ggml_backend_buffer_t from_host_ptr(ggml_backend_dev_t device, void* pointer, si
     return buffer == nullptr ? nullptr : g_dense_hook(buffer, pointer, size);
 }
 
+void free_buffer(ggml_backend_buffer_t buffer) {
+    g_buffers.freed(buffer->context);
+    g_free.load(std::memory_order_relaxed)(buffer);
+}
+
+// Small buffers come and go all the time, and matter to nobody.
+constexpr size_t kSmallBuffer = 1U << 20U;
+
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
+    if (size < kSmallBuffer) return g_alloc(type, size);
+    if (!g_buffers.admit(size)) return nullptr;
+    ggml_backend_buffer_t buffer = g_alloc(type, size);
+    if (buffer == nullptr || buffer->context == nullptr) return buffer;
+    // All that this type makes are freed in the same way.
+    void (*first)(ggml_backend_buffer_t) = nullptr;
+    g_free.compare_exchange_strong(first, buffer->iface.free_buffer);
+    if (buffer->iface.free_buffer != g_free.load()) return buffer;
+    buffer->iface.free_buffer = free_buffer;
+    g_buffers.made(buffer->context, size);
+    return buffer;
+}
+
 }  // namespace
 
-Status install_cpu_hooks(DenseHook dense_hook, LoadHook load_hook) {
+Status install_cpu_hooks(DenseHook dense_hook, LoadHook load_hook, const BufferHooks& buffers) {
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
     if (g_get_proc != nullptr) return {};
@@ -115,6 +141,10 @@ Status install_cpu_hooks(DenseHook dense_hook, LoadHook load_hook) {
     g_set_pool = reinterpret_cast<SetPool>(reg->iface.get_proc_address(reg, "ggml_backend_cpu_set_threadpool"));
     g_from_host_ptr = device->iface.buffer_from_host_ptr;
     device->iface.buffer_from_host_ptr = from_host_ptr;
+    g_buffers = buffers;
+    ggml_backend_buffer_type_t host = ggml_backend_dev_buffer_type(device);
+    g_alloc = host->iface.alloc_buffer;
+    host->iface.alloc_buffer = alloc_buffer;
     g_get_proc = reg->iface.get_proc_address;
     reg->iface.get_proc_address = get_proc;
     return {};

@@ -7,7 +7,9 @@
 //   3. "ggml_backend_cpu_set_threadpool" is watched: Sluice computes on the context's own threads instead of a second
 //      pool that would fight it for cores.
 //   4. the CPU device's buffer_from_host_ptr is wrapped: it is where dense weights get their memory.
-//   5. where a run is recorded, a context's CPU backend is watched while it computes: it tells what attention and dense
+//   5. the CPU's buffer type is watched: what llama.cpp allocates for KV caches and compute buffers counts for the memory
+//      of the process, and what cannot fit is refused before it is touched.
+//   6. where a run is recorded, a context's CPU backend is watched while it computes: it tells what attention and dense
 //      layers cost.
 // Keeps: every call is passed on to the original; installing twice changes nothing.
 #pragma once
@@ -28,7 +30,14 @@ using DenseHook = ggml_backend_buffer_t (*)(ggml_backend_buffer_t original, void
 // Called once when a model's first file is being mapped.
 using LoadHook = void (*)();
 
-Status install_cpu_hooks(DenseHook dense_hook, LoadHook load_hook);
+// Asked before a buffer of the CPU's is made, where false refuses it; told of those that were made, and of their end.
+struct BufferHooks {
+    bool (*admit)(size_t bytes) = nullptr;
+    void (*made)(const void* begin, size_t bytes) = nullptr;
+    void (*freed)(const void* begin) = nullptr;
+};
+
+Status install_cpu_hooks(DenseHook dense_hook, LoadHook load_hook, const BufferHooks& buffers);
 
 // A CPU backend function by name, past our own watching.
 void* cpu_proc(const char* name);

@@ -17,6 +17,7 @@
 #include "backend/load_error.h"
 #include "backend/mapping.h"
 #include "backend/model_state.h"
+#include "backend/process_memory.h"
 #include "backend/recording.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -89,7 +90,7 @@ Result<Found> model_of(const std::string& path, bool repack) {
     const model::FileEntry& first = index->files()[0];
     std::weak_ptr<ModelState>& known = g.models[{first.device, first.inode, repack}];
     if (auto model = known.lock()) {
-        if (model->config().cache_bytes != g.config.cache_bytes) {
+        if (model->config().cache_bytes != g.config.cache_bytes || model->config().ram_bytes != g.config.ram_bytes) {
             log(LogLevel::warn, "{} is loaded already and keeps the cache it has; the new size is for other models",
                 path);
         }
@@ -676,10 +677,11 @@ void add_counts(Stats& sum, exec::ModelRuntime& runtime) {
 
 void add_cache(Stats& sum, exec::ModelRuntime& runtime) {
     const std::lock_guard<std::mutex> lock(runtime.mutex);
-    sum.cache_bytes += runtime.counters.cache_bytes;
-    sum.slots += runtime.counters.slots;
     sum.experts += runtime.counters.records;
-    if (runtime.fetcher != nullptr) sum.experts_resident += runtime.fetcher->cache().n_resident();
+    if (runtime.fetcher == nullptr) return;
+    sum.cache_bytes += runtime.fetcher->limit();
+    sum.slots += runtime.fetcher->slots_within_limit();
+    sum.experts_resident += runtime.fetcher->cache().n_resident();
 }
 
 void show_cache(Stats& stats, const Stats& cache) {
@@ -710,6 +712,15 @@ std::vector<std::shared_ptr<ModelState>> live_models() {
     return models;
 }
 
+// Models that compute now follow the budget by themselves, before their next block.
+void idle_models_follow() {
+    for (const auto& model : live_models()) {
+        exec::ModelRuntime& runtime = model->runtime();
+        const std::unique_lock<std::mutex> lock(runtime.mutex, std::try_to_lock);
+        if (lock.owns_lock() && runtime.fetcher != nullptr) runtime.fetcher->follow_share();
+    }
+}
+
 }  // namespace
 
 Result<ggml_backend_reg_t> make_registry() {
@@ -718,7 +729,8 @@ Result<ggml_backend_reg_t> make_registry() {
                      "this Sluice was built for llama.cpp v{} (ggml {}), but the program runs ggml {}",
                      SLUICE_LLAMA_VERSION, SLUICE_GGML_VERSION, ggml_version());
     }
-    if (Status s = install_cpu_hooks(dense_hook, begin_load); !s.ok()) return s;
+    if (Status s = install_cpu_hooks(dense_hook, begin_load, {admit_buffer, note_buffer, forget_buffer}); !s.ok()) return s;
+    set_limit_follower(idle_models_follow);
     return static_cast<ggml_backend_reg_t>(registry());
 }
 

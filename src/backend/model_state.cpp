@@ -9,7 +9,6 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "cache/budget.h"
 #include "io/read_all.h"
 #include "machine/drive.h"
 #include "machine/verdict.h"
@@ -203,6 +202,13 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
         if (!layout.ok()) return layout.status();
     }
 
+    const uint64_t least = state->least_bytes();
+    if (Status s = check_model_fits(config, state->geometry_.dense_bytes, state->index_.header_bytes(), least,
+                                    cache::full_budget(shapes));
+        !s.ok())
+        return s;
+    state->counted_.emplace(config, least);
+
     exec::ModelRuntime& runtime = state->runtime_;
     runtime.store = state->store_.get();
     runtime.overlap = config.overlap;
@@ -298,20 +304,25 @@ void ModelState::convert(uint32_t set, uint32_t component, const std::byte* raw,
     ggml_backend_tensor_set(&w, raw, 0, ggml_nbytes(&w));
 }
 
+uint64_t ModelState::most_bytes() const {
+    const uint64_t full = cache::full_budget(sched::Slots::shapes(*store_, converted_));
+    return std::min(full, config_.cache_bytes.value_or(full));
+}
+
+uint64_t ModelState::least_bytes() const {
+    const uint64_t least = cache::minimum_budget(sched::Slots::shapes(*store_, converted_));
+    if (config_.cache_bytes) return most_bytes();
+    return std::max(least, std::min(most_bytes(), config_.cache_floor_bytes.value_or(0)));
+}
+
 Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     const auto shapes = sched::Slots::shapes(*store_, converted_);
-    const uint64_t full = cache::full_budget(shapes);
-    uint64_t budget = std::min(config_.cache_bytes.value_or(0), full);
-    std::string why = "as told";
-    if (config_.cache_bytes && *config_.cache_bytes >= full) why = "all experts fit";
-    if (!config_.cache_bytes) {
-        cache::AutoBudget chosen =
-            cache::choose_budget(machine::read_memory_room(""), cache::minimum_budget(shapes), full);
-        budget = chosen.bytes;
-        why = std::move(chosen.why);
-    }
+    auto joined = join_budget(config_, cache::minimum_budget(shapes), most_bytes(), config_.cache_bytes.has_value());
+    if (!joined.ok()) return joined.status();
+    share_ = std::move(joined->share);
     sched::Fetcher::Options options;
-    options.slots.budget = budget;
+    options.slots.share = share_.get();
+    options.slots.budget = most_bytes();
     options.slots.min_slots = slots_wanted_at_once(geometry_);
     options.slots.policy = policy_of(config_.cache_policy);
     options.slots.converted = converted_;
@@ -323,12 +334,13 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     auto fetcher = sched::Fetcher::create(*store_, *engine_, SystemClock::instance(), std::move(options));
     if (!fetcher.ok()) return fetcher;
     const cache::Layout& layout = (*fetcher)->layout();
-    runtime_.counters.cache_bytes = layout.arena_bytes;
-    runtime_.counters.slots = (*fetcher)->cache().n_slots();
-    record_cache(runtime_.number, layout.arena_bytes, (*fetcher)->cache().n_slots(), store_->n_records(), why);
+    const uint64_t bytes = (*fetcher)->limit();
+    const uint64_t slots = (*fetcher)->slots_within_limit();
+    runtime_.counters.cache_bytes = bytes;
+    runtime_.counters.slots = slots;
+    record_cache(runtime_.number, bytes, slots, store_->n_records(), joined->why);
     log(LogLevel::info, "expert cache {} for {} of {} experts ({}); a token needs {} of expert weights",
-        human_bytes(layout.arena_bytes), (*fetcher)->cache().n_slots(), store_->n_records(), why,
-        human_bytes(geometry_.cycle_bytes));
+        human_bytes(bytes), slots, store_->n_records(), joined->why, human_bytes(geometry_.cycle_bytes));
     log(LogLevel::debug, "reads by {}, {} at a time; {} size class(es)", engine_->name(), config_.io_threads,
         layout.classes.size());
     for (const cache::SizeClass& c : layout.classes) {
@@ -343,7 +355,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
         }
         log(LogLevel::debug, "layer {}: {} experts:{}", geometry_.sets[set].layer, geometry_.sets[set].n_expert, forms);
     }
-    if (layout.arena_bytes < geometry_.cycle_bytes) {
+    if (bytes < geometry_.cycle_bytes) {
         log(LogLevel::warn,
             "the cache is smaller than the {} that one token needs, so most experts are read again for every token",
             human_bytes(geometry_.cycle_bytes));

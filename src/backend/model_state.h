@@ -7,10 +7,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "backend/process_memory.h"
 #include "base/status.h"
 #include "exec/model_runtime.h"
 #include "io/engine.h"
@@ -49,6 +51,9 @@ class ModelState {
 
   private:
     ModelState() = default;
+    // What experts may take at most, and need at least, by the configuration and the form of slots.
+    [[nodiscard]] uint64_t most_bytes() const;
+    [[nodiscard]] uint64_t least_bytes() const;
     Status choose_forms();
     Result<std::unique_ptr<sched::Fetcher>> make_fetcher();
     void convert(uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot) const;
@@ -59,6 +64,8 @@ class ModelState {
     model::Geometry geometry_;
     std::unique_ptr<store::RecordStore> store_;
     std::unique_ptr<io::Engine> engine_;
+    std::optional<StreamedModel> counted_;
+    std::unique_ptr<cache::BudgetShare> share_;  // outlives the runtime's slots
     sched::DeviceModel device_;  // of the drive that the first holder lies on
     exec::ModelRuntime runtime_;
     std::vector<std::vector<bool>> converted_;

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/text.h"
+#include "cache/process_need.h"
 
 namespace sluice::backend {
 namespace {
@@ -19,16 +20,23 @@ Status bad_value(std::string_view text, const char* wanted) {
     return error(Code::invalid_argument, "\"{}\" is not {}", text, wanted);
 }
 
-Status set_cache(Config& config, std::string_view text) {
-    if (text == "auto") {
-        config.cache_bytes.reset();
+// A size for a field that may be unset, which `unset` says.
+template <std::optional<uint64_t> Config::*field>
+Status set_size(Config& config, std::string_view text, std::string_view unset) {
+    if (text == unset) {
+        (config.*field).reset();
         return {};
     }
     const auto bytes = parse_bytes(text, MiB);
     if (!bytes || *bytes == 0)
-        return bad_value(text, "a size: auto, or MiB as in 500 or 0.5, or with a suffix as in 8G");
-    config.cache_bytes = bytes;
+        return error(Code::invalid_argument, "\"{}\" is not a size: {}, or MiB as in 500, or with a suffix as in 8G", text,
+                     unset);
+    config.*field = bytes;
     return {};
+}
+std::string show_mib(const std::optional<uint64_t>& bytes, const char* unset) {
+    if (!bytes) return unset;
+    return *bytes % MiB == 0 ? fmt::format("{}", *bytes / MiB) : fmt::format("{}", to_mib(*bytes));
 }
 
 // Words for an enum, in one place for parsing, messages and showing.
@@ -127,18 +135,27 @@ std::string get_path(const Config& config) {
     return config.*field;
 }
 
-std::string get_cache(const Config& c) {
-    if (!c.cache_bytes) return "auto";
-    return *c.cache_bytes % MiB == 0 ? fmt::format("{}", *c.cache_bytes / MiB)
-                                     : fmt::format("{}", to_mib(*c.cache_bytes));
-}
-
 constexpr Option kOptions[] = {
+    {"--ram", "SLUICE_RAM", "SIZE|auto", "auto",
+     "Memory for the whole process: weights, context, buffers and experts; in MiB, or with a suffix as in 8G. Experts "
+     "get what the rest leaves, step down when the rest grows, and what cannot fit is refused with the sum. auto: no "
+     "such number, see --cache-mb.",
+     [](Config& c, std::string_view t) { return set_size<&Config::ram_bytes>(c, t, "auto"); },
+     [](const Config& c) { return show_mib(c.ram_bytes, "auto"); }},
     {"--cache-mb", "SLUICE_CACHE_MB", "N|auto", "auto",
      "Memory for experts, in MiB (decimals and the suffixes K, M and G are understood). At least one expert must fit; "
-     "more means fewer reads. auto takes what is free when the first token runs, less a reserve, and at most what all "
-     "experts need.",
-     set_cache, get_cache},
+     "more means fewer reads. auto takes what is free (or what --ram leaves) less a reserve, at most what all experts "
+     "need, and steps down while others need the memory.",
+     [](Config& c, std::string_view t) { return set_size<&Config::cache_bytes>(c, t, "auto"); },
+     [](const Config& c) { return show_mib(c.cache_bytes, "auto"); }},
+    {"--cache-floor-mb", "SLUICE_CACHE_FLOOR_MB", "N", "none",
+     "With --cache-mb auto, experts keep this much however short memory is.",
+     [](Config& c, std::string_view t) { return set_size<&Config::cache_floor_bytes>(c, t, "none"); },
+     [](const Config& c) { return show_mib(c.cache_floor_bytes, ""); }},
+    {"--cache-ceil-mb", "SLUICE_CACHE_CEIL_MB", "N", "none",
+     "With --cache-mb auto, experts never take more than this.",
+     [](Config& c, std::string_view t) { return set_size<&Config::cache_ceil_bytes>(c, t, "none"); },
+     [](const Config& c) { return show_mib(c.cache_ceil_bytes, ""); }},
     {"--cache-policy", "SLUICE_CACHE_POLICY", "reuse|frequency|lru", "reuse",
      "Which expert gives its slot away when one is needed. reuse: the one whose next use is farthest, judged by how "
      "often "
@@ -376,6 +393,29 @@ Status validate(const Config& config) {
     }
     if (config.cache_bytes && *config.cache_bytes == 0) {
         return error(Code::invalid_argument, "cache_bytes is 0, but at least one expert must fit");
+    }
+    if (config.cache_bytes && (config.cache_floor_bytes || config.cache_ceil_bytes)) {
+        return error(Code::invalid_argument,
+                     "--cache-mb {} is the size of the cache, so {} has no effect: give one or the other",
+                     show_mib(config.cache_bytes, ""),
+                     config.cache_floor_bytes ? "--cache-floor-mb" : "--cache-ceil-mb");
+    }
+    if (config.cache_floor_bytes && config.cache_ceil_bytes && *config.cache_floor_bytes > *config.cache_ceil_bytes) {
+        return error(Code::invalid_argument, "--cache-floor-mb {} is more than --cache-ceil-mb {}",
+                     show_mib(config.cache_floor_bytes, ""), show_mib(config.cache_ceil_bytes, ""));
+    }
+    if (config.ram_bytes) {
+        const uint64_t experts = config.cache_bytes.value_or(config.cache_floor_bytes.value_or(0));
+        const uint64_t margin = cache::process_margin(*config.ram_bytes);
+        if (experts + margin >= *config.ram_bytes) {
+            return error(Code::invalid_argument,
+                         "--ram {} MiB is for the whole process: less the {} of it that stay unused, it cannot hold the "
+                         "{} of {} alone, and the rest of the model comes on top of that",
+                         show_mib(config.ram_bytes, ""), human_bytes(margin), human_bytes(experts),
+                         config.cache_bytes         ? "--cache-mb"
+                         : config.cache_floor_bytes ? "--cache-floor-mb"
+                                                    : "experts");
+        }
     }
     // Two outputs in one file would overwrite each other.
     std::vector<const std::string*> files;

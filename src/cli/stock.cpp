@@ -18,6 +18,7 @@
 #include "backend/recording.h"
 #include "base/bytes.h"
 #include "cli/commands.h"
+#include "cli/memory_watch.h"
 #include "cli/metrics_server.h"
 #include "engine/generate.h"
 #include "model/geometry.h"
@@ -192,6 +193,7 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config, cons
     }
     std::string why;
     if (!start(config, &why)) return error(Code::unsupported, "{}", why);
+    watch_memory();
     return {};
 }
 

@@ -47,6 +47,9 @@ TEST(Options, DefaultsInHelpAreTheDefaults) {
 TEST(Options, AValueGoesRoundTheTable) {
     const std::map<std::string, std::vector<std::string>> values{
         {"--cache-mb", {"auto", "7", "0.5", "8192"}},
+        {"--ram", {"auto", "8192", "0.5"}},
+        {"--cache-floor-mb", {"7", "0.5"}},
+        {"--cache-ceil-mb", {"8192"}},
         {"--cache-policy", {"reuse", "frequency", "lru"}},
         {"--io-threads", {"1", "64"}},
         {"--io-engine", {"auto", "io_uring", "pread", "mmap"}},

@@ -1,0 +1,373 @@
+#include "backend/process_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "cache/budget.h"
+#include "cache/process_need.h"
+#include "machine/memory_room.h"
+#include "machine/usage.h"
+
+namespace sluice::backend {
+namespace {
+
+// Smaller buffers do not matter.
+constexpr size_t kSmall = 1 * MiB;
+// How often it is looked what is touched of them.
+constexpr Nanos kTouchedEvery = 1'000'000'000;
+// Lines about going up and down, at most one in this time.
+constexpr Nanos kTellEvery = 1'000'000'000;
+
+struct Buffers {
+    std::mutex mutex;
+    std::map<uintptr_t, size_t> known;
+    std::vector<unsigned char> pages;
+    HostBuffers sum;
+    Nanos looked = 0;
+    bool changed = true;
+};
+
+// Never destroyed: buffers and shares may end after main().
+struct Process {
+    std::mutex mutex;
+    std::unique_ptr<cache::SharedBudget> budget;
+    Config config;                        // that it was made from
+    std::optional<uint64_t> told_limit;   // by set_experts_limit()
+    std::atomic<int> models{0};
+    uint64_t least = 0;                   // that experts of these need together
+    std::optional<uint64_t> ram;          // for the process, as the newest model says
+    machine::MemoryRoom room;  // then
+    uint64_t reserve = 0;
+    uint64_t margin = 0;
+    machine::UsageReader usage;
+    Buffers buffers;
+    std::atomic<void (*)()> follow{nullptr};
+    Nanos told = 0;
+};
+
+Process& process() {
+    static auto& p = *new Process();
+    return p;
+}
+
+uint64_t untouched(uintptr_t begin, size_t bytes, std::vector<unsigned char>& pages) {
+    const uint64_t page = page_size();
+    const uintptr_t from = align_up(begin, page), to = align_down(begin + bytes, page);
+    if (to <= from) return 0;
+    pages.resize((to - from) / page);
+    // A buffer that is gone without our knowledge is nobody's any more.
+    if (mincore(reinterpret_cast<void*>(from), to - from, pages.data()) != 0) return 0;
+    const auto there = std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return (p & 1U) != 0; });
+    return (pages.size() - static_cast<uint64_t>(there)) * page;
+}
+
+uint64_t resident(const machine::Usage& u) {
+    return u.rss.value_or(0) + u.swap.value_or(0);
+}
+
+cache::Readings read_memory() {
+    Process& p = process();
+    const machine::Usage u = p.usage.read();
+    cache::Readings r;
+    r.now = SystemClock::instance().now();
+    if (u.rss) r.process = resident(u);
+    r.free = machine::read_memory_room("").free();
+    r.pressure = machine::read_memory_pressure("");
+    r.pending = host_buffers().untouched;
+    return r;
+}
+
+// Called under the budget's lock.
+void tell(cache::Governor::Decision d, uint64_t limit) {
+    using Change = cache::Governor::Change;
+    Process& p = process();
+    const Nanos now = SystemClock::instance().now();
+    if (d.change == Change::stuck) {
+        log(LogLevel::warn,
+            "memory is short ({}), and experts have their least already ({}): the machine may swap, or end a process",
+            cache::cause_text(d.cause), human_bytes(limit));
+        return;
+    }
+    if (d.change == Change::denied) {
+        log(LogLevel::debug, "memory: experts stay at {}, there is no more", human_bytes(limit));
+        return;
+    }
+    if (p.told != 0 && now - p.told < kTellEvery) return;
+    p.told = now;
+    if (d.change == Change::down) {
+        log(LogLevel::info, "memory: experts go down to {}: {}", human_bytes(limit), cache::cause_text(d.cause));
+    } else {
+        log(LogLevel::info, "memory: there is room again, experts may take {}", human_bytes(limit));
+    }
+}
+
+bool same_budget(const Config& a, const Config& b) {
+    return a.ram_bytes == b.ram_bytes && a.cache_bytes == b.cache_bytes && a.cache_floor_bytes == b.cache_floor_bytes &&
+           a.cache_ceil_bytes == b.cache_ceil_bytes;
+}
+
+// Under the process's lock.
+cache::SharedBudget& budget_for(const Config& config) {
+    Process& p = process();
+    if (p.budget != nullptr && (p.budget->shares() > 0 || same_budget(config, p.config))) {
+        if (!same_budget(config, p.config)) {
+            log(LogLevel::warn,
+                "another model is loaded: its budget is the process's until it is freed, and the new one is not used");
+        }
+        return *p.budget;
+    }
+    p.config = config;
+    p.room = machine::read_memory_room("");
+    const bool told = config.ram_bytes || config.cache_bytes;
+    p.reserve = cache::reserve_of(p.room, told);
+    p.margin = config.ram_bytes ? cache::process_margin(*config.ram_bytes) : 0;
+    cache::Governor::Options o;
+    o.ram = config.ram_bytes;
+    o.margin = p.margin;
+    o.reserve = p.reserve;
+    o.floor = config.cache_floor_bytes.value_or(0);
+    o.ceiling = config.cache_ceil_bytes.value_or(UINT64_MAX);
+    // With nothing to go by, a modest size.
+    if (!p.room.free() && !told && !config.cache_ceil_bytes) o.ceiling = GiB;
+    o.heeds_pressure = !config.cache_bytes;
+    p.budget = std::make_unique<cache::SharedBudget>(SystemClock::instance(), read_memory, o, tell);
+    if (p.told_limit) p.budget->set_limit(p.told_limit);
+    return *p.budget;
+}
+
+const char* where(const machine::MemoryRoom& room) {
+    return cache::limited_by_group(room) ? "room in the memory cgroup" : "free memory";
+}
+
+std::string why_of(const cache::Governor::Room& found, const Config& config, bool told, bool full) {
+    const Process& p = process();
+    switch (found.cause) {
+        case cache::Governor::Cause::ram:
+            return fmt::format("what {} for the process leave", human_bytes(*config.ram_bytes));
+        case cache::Governor::Cause::free:
+            return fmt::format("{} {} less a reserve of {}", where(p.room), human_bytes(p.room.free().value_or(0)),
+                               human_bytes(p.reserve));
+        default:
+            break;
+    }
+    if (full) return "all experts fit";
+    if (told) return "as told";
+    return config.cache_ceil_bytes ? "the ceiling" : "the amount of free memory is unknown";
+}
+
+}  // namespace
+
+Result<Joined> join_budget(const Config& config, uint64_t least, uint64_t most, bool told) {
+    Process& p = process();
+    const std::lock_guard<std::mutex> lock(p.mutex);
+    cache::SharedBudget& budget = budget_for(config);
+    const uint64_t held = budget.held();
+    cache::Governor::Room found;
+    auto share = budget.join(least, most, &found);
+    const cache::Readings now = read_memory();
+    const uint64_t others = now.process.value_or(0) - std::min(now.process.value_or(0), held);
+    const Config& c = p.config;
+    const HostBuffers buffers = host_buffers();
+    log(LogLevel::info,
+        "memory: the process takes {} without experts and is going to touch {} more; {} {}, of which {} stay free{}",
+        human_bytes(others), human_bytes(now.pending), now.free ? human_bytes(*now.free) : std::string("unknown"),
+        where(p.room), human_bytes(p.reserve),
+        c.ram_bytes ? fmt::format("; {} for the process, of which {} stay unused", human_bytes(*c.ram_bytes),
+                                  human_bytes(p.margin))
+                    : "");
+    log(LogLevel::debug, "memory: llama.cpp's buffers are {}", human_bytes(buffers.bytes));
+    const bool fixed = c.cache_bytes.has_value();
+    const uint64_t wanted = fixed ? most : std::max(least, std::min(most, c.cache_floor_bytes.value_or(0)));
+    const uint64_t kept = others + now.pending + p.margin;
+    if (c.ram_bytes && kept + held + wanted > *c.ram_bytes && (fixed || found.below_floor)) {
+        return error(Code::no_memory,
+                     "--ram {} is too little: the process takes {} without experts, is going to touch {} more, keeps {} "
+                     "unused, and experts need at least {}{}: that is {:.0f} MiB. Give that much, a shorter context "
+                     "(-c) or smaller batches (-ub)",
+                     human_bytes(*c.ram_bytes), human_bytes(others), human_bytes(now.pending), human_bytes(p.margin),
+                     human_bytes(wanted), held > 0 ? " besides those of the models that are loaded" : "",
+                     to_mib(align_up(kept + held + wanted, MiB)));
+    }
+    if (found.below_floor && found.cause == cache::Governor::Cause::free) {
+        log(LogLevel::warn, "less memory is free than experts need at least ({}): the machine may swap, or end a process",
+            human_bytes(wanted));
+    }
+    return Joined{std::move(share), why_of(found, c, told && most == c.cache_bytes, !told || most < *c.cache_bytes)};
+}
+
+Status check_model_fits(const Config& config, uint64_t dense, uint64_t header_bytes, uint64_t least, uint64_t full) {
+    const cache::ProcessNeed need{
+        .dense = dense, .context = 0, .compute = 0, .program = cache::program_need(header_bytes, 0)};
+    const uint64_t wanted =
+        config.cache_bytes ? std::min(*config.cache_bytes, full)
+                           : std::min(full, std::max(least, config.cache_floor_bytes.value_or(0)));
+    {
+        Process& p = process();
+        const std::lock_guard<std::mutex> lock(p.mutex);
+        if (p.budget != nullptr && p.budget->shares() > 0) {  // what is loaded makes room, or this one cannot be
+            if (p.budget->make_room(dense + least)) return {};
+            return error(Code::no_memory,
+                         "there is no memory for a second model: its dense weights need {} and its experts at least {}",
+                         human_bytes(dense), human_bytes(least));
+        }
+    }
+    if (config.ram_bytes) {
+        if (const auto room = cache::room_for_experts(need, *config.ram_bytes, wanted, full); !room.ok())
+            return room.status();
+    }
+    const machine::MemoryRoom room = machine::read_memory_room("");
+    if (const auto free = room.free(); free && config.dense_weights == DenseWeights::anon) {
+        // The program is there already.
+        const uint64_t sum = dense + std::min(wanted, least);
+        if (sum > *free) {
+            return error(Code::no_memory,
+                         "{} are not enough: dense weights {} + at least {} for experts = {}, and the context comes on "
+                         "top of that",
+                         fmt::format("{} {}", human_bytes(*free), where(room)), human_bytes(dense),
+                         human_bytes(std::min(wanted, least)), human_bytes(sum));
+        }
+    }
+    return {};
+}
+
+StreamedModel::StreamedModel(const Config& config, uint64_t least) : least_(least) {
+    Process& p = process();
+    const std::lock_guard<std::mutex> lock(p.mutex);
+    p.least += least;
+    p.ram = config.ram_bytes;
+    ++p.models;
+}
+
+StreamedModel::~StreamedModel() {
+    Process& p = process();
+    const std::lock_guard<std::mutex> lock(p.mutex);
+    p.least -= least_;
+    --p.models;
+}
+
+bool admit_buffer(size_t bytes) {
+    Process& p = process();
+    if (bytes < kSmall || p.models.load() == 0) return true;
+    uint64_t held = 0, least = 0;
+    bool follow = false;
+    std::optional<uint64_t> ram;
+    {
+        const std::lock_guard<std::mutex> lock(p.mutex);
+        least = p.least;
+        ram = p.ram;
+        if (p.budget != nullptr && p.budget->shares() > 0) {
+            ram = p.config.ram_bytes;
+            (void)p.budget->make_room(bytes);
+            follow = p.budget->held() > p.budget->limit();
+        }
+    }
+    if (void (*f)() = p.follow.load(); follow && f != nullptr) f();
+    {
+        const std::lock_guard<std::mutex> lock(p.mutex);
+        if (p.budget != nullptr) held = p.budget->held();
+    }
+    const cache::Readings now = read_memory();
+    const uint64_t soon = now.pending + bytes;
+    const uint64_t without = now.process.value_or(0) - std::min(now.process.value_or(0), held) + soon;
+    const uint64_t margin = ram ? cache::process_margin(*ram) : 0;
+    if (ram && now.process && without + margin + least > *ram) {
+        log(LogLevel::error,
+            "--ram {} is too little: llama.cpp wants a buffer of {}, with which the process takes {}; {} of the number "
+            "stay unused, and experts need at least {}: that is {:.0f} MiB. Give that much, a shorter context (-c) or "
+            "smaller batches (-ub)",
+            human_bytes(*ram), human_bytes(bytes), human_bytes(without), human_bytes(margin), human_bytes(least),
+            to_mib(align_up(without + margin + least, MiB)));
+        return false;
+    }
+    const machine::MemoryRoom room = machine::read_memory_room("");
+    const uint64_t needed = soon + least + cache::reserve_of(room, true) / 2;
+    if (!now.free || needed <= *now.free + held) return true;
+    log(LogLevel::error,
+        "llama.cpp wants a buffer of {}, is going to touch {} that it has, and experts need at least {}: with a reserve "
+        "that is {}, but there are only {} ({}). Give a shorter context (-c), smaller batches (-ub), or more memory",
+        human_bytes(bytes), human_bytes(now.pending), human_bytes(least), human_bytes(needed),
+        human_bytes(*now.free + held), where(room));
+    return false;
+}
+
+void note_buffer(const void* begin, size_t bytes) {
+    if (bytes < kSmall) return;
+    Buffers& b = process().buffers;
+    const std::lock_guard<std::mutex> lock(b.mutex);
+    b.known[reinterpret_cast<uintptr_t>(begin)] = bytes;
+    b.changed = true;
+}
+
+void forget_buffer(const void* begin) {
+    Buffers& b = process().buffers;
+    const std::lock_guard<std::mutex> lock(b.mutex);
+    b.changed = b.known.erase(reinterpret_cast<uintptr_t>(begin)) > 0 || b.changed;
+}
+
+HostBuffers host_buffers() {
+    Buffers& b = process().buffers;
+    const std::lock_guard<std::mutex> lock(b.mutex);
+    const Nanos now = SystemClock::instance().now();
+    if (!b.changed && now - b.looked < kTouchedEvery) return b.sum;
+    b.sum = {};
+    for (const auto& [begin, bytes] : b.known) {
+        b.sum.bytes += bytes;
+        b.sum.untouched += untouched(begin, bytes, b.pages);
+    }
+    b.looked = now;
+    b.changed = false;
+    return b.sum;
+}
+
+void set_limit_follower(void (*follow)()) {
+    process().follow = follow;
+}
+
+namespace {
+
+// Does something with the budget, if there is one, and lets idle models follow.
+template <typename F>
+void with_budget(F&& f) {
+    Process& p = process();
+    {
+        const std::lock_guard<std::mutex> lock(p.mutex);
+        if (p.budget == nullptr) return;
+        f(*p.budget);
+        if (p.budget->held() <= p.budget->limit()) return;
+    }
+    if (void (*follow)() = p.follow.load()) follow();
+}
+
+}  // namespace
+
+void set_experts_limit(std::optional<uint64_t> bytes) {
+    {
+        const std::lock_guard<std::mutex> lock(process().mutex);
+        process().told_limit = bytes;
+    }
+    with_budget([&](cache::SharedBudget& b) { b.set_limit(bytes); });
+}
+
+void halve_experts() {
+    with_budget([](cache::SharedBudget& b) {
+        const uint64_t held = b.held();
+        const uint64_t half = (held > 0 ? std::min(held, b.limit()) : b.limit()) / 2;
+        log(LogLevel::info, "memory: experts go down to {}, as told", human_bytes(half));
+        process().told_limit = half;
+        b.set_limit(half);
+    });
+}
+
+void look_at_memory() {
+    with_budget([](cache::SharedBudget& b) { b.look(); });
+}
+
+}  // namespace sluice::backend

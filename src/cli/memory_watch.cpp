@@ -1,0 +1,73 @@
+#include "cli/memory_watch.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "backend/process_memory.h"
+
+namespace sluice::cli {
+namespace {
+
+// Between two looks while nothing else happens.
+constexpr int kIdleMs = 500;
+
+int g_pipe[2] = {-1, -1};
+std::thread g_thread;
+
+// A signal handler may do little more than write.
+void on_signal(int number) {
+    const int saved = errno;
+    const char what = number == SIGUSR1 ? '1' : '2';
+    (void)!write(g_pipe[1], &what, 1);
+    errno = saved;
+}
+
+void watch() {
+    // Signals are for the other threads.
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    for (;;) {
+        pollfd p{.fd = g_pipe[0], .events = POLLIN, .revents = 0};
+        const int ready = poll(&p, 1, kIdleMs);
+        char what = 0;
+        if (ready <= 0) {
+            backend::look_at_memory();
+        } else if (read(g_pipe[0], &what, 1) <= 0 || what == 'q') {
+            return;
+        } else if (what == '1') {
+            backend::halve_experts();
+        } else {
+            backend::set_experts_limit(std::nullopt);
+        }
+    }
+}
+
+// Before what it looks at is destroyed.
+void end_watching() {
+    const char quit = 'q';
+    (void)!write(g_pipe[1], &quit, 1);
+    g_thread.join();
+}
+
+}  // namespace
+
+void watch_memory() {
+    if (g_pipe[0] >= 0 || pipe2(g_pipe, O_CLOEXEC) != 0) return;
+    struct sigaction action {};
+    action.sa_handler = on_signal;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGUSR1, &action, nullptr);
+    sigaction(SIGUSR2, &action, nullptr);
+    g_thread = std::thread(watch);
+    (void)std::atexit(end_watching);
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+"""The proof that --ram holds for a whole process, and that nothing is ever killed for memory.
+
+With a growing context (200 tokens) and no swap:
+  - asked with less and less patience for what a number must be, `sluice run` refuses in words and names a number; the
+    one that it arrives at is enough, and the process's peak stays within it;
+  - memory cgroups of that size, a little more, and plenty: the run ends well with the same text, with --ram and without;
+  - smaller cgroups: a refusal in words or a run that ends well, and never a kill.
+
+Usage: ram_test.py SLUICE MODEL
+Exit code 77 (skipped) for users other than root, who may not make memory cgroups. For root that is a failure.
+"""
+import os
+import re
+import subprocess
+import sys
+import time
+
+SLUICE, MODEL = sys.argv[1:3]
+TOKENS, CONTEXT = 200, 8192
+MIB = 1 << 20
+PAGE = 4096
+
+
+def check(ok, text):
+    if not ok:
+        print(f"FAILED: {text}")
+        sys.exit(1)
+
+
+class Group:
+    """A memory cgroup of version 1 or 2, or none."""
+
+    def __init__(self, limit):
+        self.v1 = os.path.isdir("/sys/fs/cgroup/memory")
+        self.path = f"/sys/fs/cgroup/{'memory/' if self.v1 else ''}sluice-ram-{os.getpid()}"
+        os.mkdir(self.path)
+        limit = (limit + PAGE - 1) // PAGE * PAGE
+        if self.v1:
+            self.write("memory.limit_in_bytes", limit)
+            try:
+                self.write("memory.memsw.limit_in_bytes", limit)
+            except OSError:
+                pass
+        else:
+            self.write("memory.max", limit)
+            try:
+                self.write("memory.swap.max", 0)
+            except OSError:
+                pass
+
+    def write(self, name, value):
+        with open(f"{self.path}/{name}", "w") as f:
+            f.write(str(value))
+
+    def read(self, name):
+        with open(f"{self.path}/{name}") as f:
+            return f.read()
+
+    def enter(self):
+        self.write("cgroup.procs", os.getpid())
+
+    def kills(self):
+        text = self.read("memory.oom_control" if self.v1 else "memory.events")
+        return int(re.search(r"^oom_kill (\d+)", text, re.M).group(1))
+
+    def peak(self):
+        return int(self.read("memory.max_usage_in_bytes" if self.v1 else "memory.peak"))
+
+    def remove(self):
+        for _ in range(50):
+            try:
+                os.rmdir(self.path)
+                return
+            except OSError:  # its last process is still going
+                time.sleep(0.1)
+
+
+def run(*options, group=None):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_") and k != "GGML_BACKEND_PATH"}
+    command = [SLUICE, "run", "-m", MODEL, "-p", "In the beginning", "-n", str(TOKENS), "--temp", "0", "-t", "2",
+               "-c", str(CONTEXT), "--ignore-eos", *options]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env=environment, preexec_fn=group.enter if group else None)
+    out, err = child.stdout.read(), child.stderr.read().decode(errors="replace")
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, out, err, usage.ru_maxrss * 1024
+
+
+def main():
+    if os.geteuid() != 0:
+        print("skipped: only root may make a memory cgroup")
+        return 77
+
+    code, text, err, peak = run()
+    check(code == 0, f"without limits it ends with {code}:\n{err[-2000:]}")
+    print(f"without limits: peak {peak / MIB:.1f} MiB")
+
+    # What it says is enough is enough, in at most a few steps: the model, then each buffer of the context, are known
+    # only one after the other.
+    number = 16
+    for _ in range(8):
+        code, out, err, peak = run("--ram", str(number))
+        if code == 0:
+            break
+        check(code > 0, f"--ram {number}: killed by signal {-code}")
+        named = re.findall(r"(?:at least|that is) (\d+) MiB", err)
+        check("--ram" in err and named, f"--ram {number}: a refusal without the number that would do:\n{err[-2000:]}")
+        print(f"--ram {number}: refused, {named[-1]} MiB would do (peak {peak / MIB:.1f} MiB)")
+        check(peak <= number * MIB + 48 * MIB, "the refusal came too late")
+        check(int(named[-1]) > number, "the number named is no larger")
+        number = int(named[-1])
+    check(code == 0, f"no number was enough:\n{err[-2000:]}")
+    print(f"--ram {number}: peak {peak / MIB:.1f} MiB")
+    check(out == text, "another text with --ram")
+    check(peak <= number * MIB, f"the peak of {peak} bytes is above --ram {number}")
+
+    # What the kernel charges to a group besides: page tables, and the program's file, of which it can drop all.
+    for part, options in [(1.0, ["--ram", str(number)]), (1.0, []), (1.1, []), (1.5, ["--ram", str(number * 3 // 2)]),
+                          (1.5, []), (4.0, [])]:
+        group = Group(int(number * MIB * part))
+        try:
+            code, out, err, peak = run(*options, group=group)
+            kills = group.kills()
+            print(f"cgroup of {number * part:.0f} MiB {' '.join(options)}: {'ends well' if code == 0 else 'refused'}, "
+                  f"peak {group.peak() / MIB:.1f} MiB")
+            check(kills == 0, "killed for memory")
+            check(code == 0, f"ends with {code}:\n{err[-2000:]}")
+            check(out == text, "another text")
+        finally:
+            group.remove()
+    for part in (0.9, 0.75, 0.5, 0.3):
+        group = Group(int(number * MIB * part))
+        try:
+            code, out, err, _ = run(group=group)
+            check(group.kills() == 0 and code >= 0, f"cgroup of {number * part:.0f} MiB: killed for memory:\n{err[-2000:]}")
+            words = re.search(r"sluice: (.*(?:MiB|GiB).*)", err)
+            check(code == 0 or words, f"no reason given:\n{err[-2000:]}")
+            check(code != 0 or out == text, "another text")
+            print(f"cgroup of {number * part:.0f} MiB: {'ends well' if code == 0 else 'refused'}")
+        finally:
+            group.remove()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
