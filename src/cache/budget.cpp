@@ -22,7 +22,11 @@ bool limited_by_group(const machine::MemoryRoom& room) {
 
 uint64_t reserve_of(const machine::MemoryRoom& room, bool told) {
     const Reserve& r = told ? kTold : kChosen;
-    return std::clamp(room.free().value_or(0) / r.part, limited_by_group(room) ? r.least_in_group : r.least, r.most);
+    const std::optional<uint64_t> free = room.free();
+    const uint64_t usual =
+        std::clamp(free.value_or(0) / r.part, limited_by_group(room) ? r.least_in_group : r.least, r.most);
+    // Where there is hardly any, experts get half of it.
+    return free ? std::min(usual, *free / 2) : usual;
 }
 
 AutoBudget choose_budget(const machine::MemoryRoom& room, uint64_t least, uint64_t full) {
