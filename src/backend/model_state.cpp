@@ -288,7 +288,7 @@ Status ModelState::choose_forms() {
 }
 
 // Lets the CPU backend write its own form of one expert into a slot.
-void ModelState::convert(uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot) const {
+void ModelState::convert(uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot) {
     const model::ExpertTensor& t = geometry_.sets[set].tensors[component];
     ggml_tensor w{};
     w.type = static_cast<ggml_type>(t.type);
@@ -301,7 +301,7 @@ void ModelState::convert(uint32_t set, uint32_t component, const std::byte* raw,
     w.buffer = runtime_.forms[set][component].buffer;
     w.extra = runtime_.forms[set][component].extra;
     w.data = slot;
-    ggml_backend_tensor_set(&w, raw, 0, ggml_nbytes(&w));
+    exec::convert_rows(convert_task_, runtime_.computing, w, raw);
 }
 
 uint64_t ModelState::most_bytes() const {

@@ -15,6 +15,7 @@
 #include "backend/process_memory.h"
 #include "base/status.h"
 #include "exec/model_runtime.h"
+#include "exec/pool_task.h"
 #include "io/engine.h"
 #include "model/geometry.h"
 #include "sluice/sluice.h"
@@ -56,7 +57,7 @@ class ModelState {
     [[nodiscard]] uint64_t least_bytes() const;
     Status choose_forms();
     Result<std::unique_ptr<sched::Fetcher>> make_fetcher();
-    void convert(uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot) const;
+    void convert(uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot);
 
     Config config_;
     bool repack_ = false;
@@ -67,7 +68,8 @@ class ModelState {
     std::optional<StreamedModel> counted_;
     std::unique_ptr<cache::BudgetShare> share_;  // outlives the runtime's slots
     sched::DeviceModel device_;  // of the drive that the first holder lies on
-    exec::ModelRuntime runtime_;
+    exec::PoolTask convert_task_;
+    exec::ModelRuntime runtime_;  // its fetcher converts
     std::vector<std::vector<bool>> converted_;
     std::vector<ggml_backend_buffer_t> form_buffers_;
     std::vector<std::pair<std::string, exec::WeightRef>> weights_;  // sorted by name

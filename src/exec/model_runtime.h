@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -30,6 +31,7 @@ struct WeightForm {
 
 struct ModelRuntime {
     std::mutex mutex;
+    ggml_backend_t computing = nullptr;  // of whoever holds the lock: its threads may help with what comes meanwhile
     const store::RecordStore* store = nullptr;
     // Made at the first block that needs it, when the context's own memory is already there to be counted.
     std::function<Result<std::unique_ptr<sched::Fetcher>>()> make_fetcher;
@@ -45,6 +47,37 @@ struct ModelRuntime {
     std::optional<PromptBook> prompts;  // made with the first prompt; guarded by mutex
     trace::Counters counters;           // guarded by mutex
     int32_t number = -1;                // of the model in the run record; -1: there is none
+};
+
+// The right to use a model's slots.
+class Turn {
+  public:
+    Turn() = default;
+    // `lock` is held, on the runtime's mutex.
+    Turn(std::unique_lock<std::mutex> lock, ModelRuntime& runtime, ggml_backend_t computing)
+        : runtime_(&runtime), lock_(std::move(lock)) {
+        runtime.computing = computing;
+    }
+    Turn(Turn&& other) noexcept : runtime_(std::exchange(other.runtime_, nullptr)), lock_(std::move(other.lock_)) {}
+    Turn& operator=(Turn&& other) noexcept {
+        end();
+        runtime_ = std::exchange(other.runtime_, nullptr);
+        lock_ = std::move(other.lock_);
+        return *this;
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+    ~Turn() { end(); }
+
+  private:
+    void end() {
+        if (runtime_ == nullptr) return;
+        runtime_->computing = nullptr;
+        runtime_ = nullptr;
+        lock_.unlock();
+    }
+    ModelRuntime* runtime_ = nullptr;
+    std::unique_lock<std::mutex> lock_;
 };
 
 // What an expert tensor of the graph refers to (ggml_tensor::extra of the weight points here).

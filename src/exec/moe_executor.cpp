@@ -506,6 +506,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
         const trace::During waiting(pass_->ledger, trace::Part::wait_lock);
         lock.lock();
     }
+    Turn turn(std::move(lock), runtime, cpu_);
     if (runtime.fetcher == nullptr) {
         auto made = runtime.make_fetcher();
         if (!made.ok()) return fail(made.status());
@@ -548,7 +549,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     held_.ids_data = ids->data;
     held_.n_ids = ids->ne[0];
     held_.n_tokens = ids->ne[1];
-    held_.lock = std::move(lock);
+    held_.turn = std::move(turn);
     const bool all_there =
         std::all_of(records_.begin(), records_.end(), [&](RecordId r) { return fetcher.resident(r); });
     if (!all_there && !runtime.overlap) {

@@ -9,7 +9,6 @@
 
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -59,7 +58,7 @@ class MoeExecutor {
         const WeightRef* weight = nullptr;  // of the node that took the leases
         const void* ids_data = nullptr;
         int64_t n_ids = 0, n_tokens = 0;
-        std::unique_lock<std::mutex> lock;
+        Turn turn;
         bool reading = false;  // batch_ may still be waiting for some of them
         [[nodiscard]] bool active() const { return weight != nullptr; }
     };

@@ -5,6 +5,7 @@
 #include <ggml-backend.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <optional>
 #include <random>
@@ -13,6 +14,7 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "exec/moe_executor.h"
+#include "exec/pool_task.h"
 #include "io/sim_engine.h"
 
 namespace sluice::exec {
@@ -712,6 +714,129 @@ TEST_F(PrefillTest, APromptGivenUpHalfwayLeavesNothing) {
             if (HasFailure()) return;
         }
     }
+}
+
+// No tax when everything is there: a block is one launch, as in stock, whatever the batch; products whose experts
+// do not lie alike in their slots are computed from copied rows, one launch each when they are of several tokens.
+TEST_F(ExecutorTest, WithAllExpertsThereABlockIsOneLaunch) {
+    uint64_t seed = 40;
+    for (const bool fused : {false, true}) {
+        for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{40}}) {
+            for (const uint32_t align : {1U, 512U}) {
+                ASSERT_NO_FATAL_FAILURE(start({GGML_TYPE_Q8_0, fused, fused, tokens, align}, ++seed));
+                ASSERT_NO_FATAL_FAILURE(stream(kExperts, {}));
+                std::vector<RecordId> all(kExperts);
+                for (RecordId r = 0; r < kExperts; ++r) all[r] = r;
+                ASSERT_EQ(runtime_->fetcher->lease(all), all.size());
+                ASSERT_TRUE(runtime_->fetcher->load(all, UINT8_MAX).ok());
+                runtime_->fetcher->release(all);
+                ASSERT_EQ(compute(true), GGML_STATUS_SUCCESS) << executor_->last_error().message();
+                EXPECT_EQ(pass_->reads, 0);
+                size_t launches = 0;
+                for (const trace::Span& s : pass_->spans) launches += s.part == trace::Part::routed ? 1 : 0;
+                const size_t copied = tokens == 1 || align == 1 ? 0 : fused ? 2 : 3;
+                EXPECT_LE(launches, 1 + 2 * copied) << "fused " << fused << " tokens " << tokens << " align " << align;
+                if (copied == 0) {
+                    EXPECT_EQ(launches, 1U) << "fused " << fused << " tokens " << tokens << " align " << align;
+                }
+                expect_same("resident");
+            }
+        }
+    }
+}
+
+// ---- work on the threads that compute
+
+struct Pool {
+    explicit Pool(int n_threads) {
+        const ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu));
+        const auto proc = [&](const char* name) { return ggml_backend_reg_get_proc_address(reg, name); };
+        reinterpret_cast<ggml_backend_set_n_threads_t>(proc("ggml_backend_set_n_threads"))(cpu, n_threads);
+        set_abort = reinterpret_cast<ggml_backend_set_abort_callback_t>(proc("ggml_backend_set_abort_callback"));
+        extra = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(proc("ggml_backend_dev_get_extra_bufts"));
+    }
+    ~Pool() { ggml_backend_free(cpu); }
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+    ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    ggml_backend_set_abort_callback_t set_abort = nullptr;
+    ggml_backend_dev_get_extra_bufts_t extra = nullptr;
+};
+
+TEST(PoolTaskTest, EveryThreadTakesPartAndNoneWithoutABackend) {
+    PoolTask task;
+    for (const int n : {1, 2, 3}) {
+        const Pool pool(n);
+        for (int again = 0; again < 3; ++again) {
+            std::vector<std::atomic<int>> calls(static_cast<size_t>(n));
+            task.run(pool.cpu, [&](int thread, int n_threads) {
+                EXPECT_EQ(n_threads, n);
+                ++calls.at(static_cast<size_t>(thread));
+            });
+            for (const auto& c : calls) EXPECT_EQ(c, 1);
+        }
+    }
+    int alone = 0;
+    task.run(nullptr, [&](int thread, int n_threads) { alone += thread == 0 && n_threads == 1 ? 1 : 0; });
+    EXPECT_EQ(alone, 1);
+}
+
+// Who wants the graph to stop gets the work that was begun for it done: half a conversion would be wrong weights.
+TEST(PoolTaskTest, AnAbortLeavesNothingHalfDone) {
+    const Pool pool(2);
+    pool.set_abort(
+        pool.cpu, [](void*) { return true; }, nullptr);
+    std::atomic<int> calls = 0;
+    PoolTask task;
+    for (int again = 0; again < 3; ++again) task.run(pool.cpu, [&](int, int) { ++calls; });
+    EXPECT_EQ(calls, 6);
+}
+
+// The repacked form is the same by groups of rows as in one go, on any number of threads.
+TEST(PoolTaskTest, RowsConvertedInGroupsAreTheSame) {
+    int repacked = 0;
+    PoolTask task;
+    std::mt19937 random(1);
+    for (int type = 0; type < GGML_TYPE_COUNT; ++type) {
+        const auto t = static_cast<ggml_type>(type);
+        if (ggml_blck_size(t) < 2 || ggml_type_size(t) == 0) continue;
+        for (const int64_t n_rows : {int64_t{16}, int64_t{112}, int64_t{768}}) {
+            const std::unique_ptr<ggml_context, void (*)(ggml_context*)> context(
+                ggml_init({8 * ggml_tensor_overhead(), nullptr, true}), ggml_free);
+            ggml_tensor* w = ggml_new_tensor_3d(context.get(), t, 512, n_rows, 4);
+            ggml_tensor* node =
+                ggml_mul_mat_id(context.get(), w, ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, 512, 1, 2),
+                                ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, 2, 2));
+            const Pool alone(1);
+            ggml_backend_dev_t const device = ggml_backend_get_device(alone.cpu);
+            for (ggml_backend_buffer_type_t const* b = alone.extra(device); b != nullptr && *b != nullptr; ++b) {
+                const std::unique_ptr<ggml_backend_buffer, void (*)(ggml_backend_buffer_t)> buffer(
+                    ggml_backend_buft_alloc_buffer(*b, 256), ggml_backend_buffer_free);
+                w->buffer = buffer.get();
+                if (!ggml_backend_dev_supports_op(device, node)) continue;
+                w->data = ggml_backend_buffer_get_base(buffer.get());
+                ASSERT_EQ(ggml_backend_buffer_init_tensor(buffer.get(), w), GGML_STATUS_SUCCESS);
+                ggml_tensor one = *w;
+                one.ne[2] = 1;
+                one.nb[3] = one.nb[2];
+                std::vector<std::byte> raw(ggml_nbytes(&one)), whole(raw.size()), parts(raw.size());
+                for (std::byte& x : raw) x = static_cast<std::byte>(random());
+                one.data = whole.data();
+                convert_rows(task, nullptr, one, raw.data());
+                for (const int n : {1, 2, 3}) {
+                    const Pool pool(n);
+                    std::fill(parts.begin(), parts.end(), std::byte{0x33});
+                    one.data = parts.data();
+                    convert_rows(task, pool.cpu, one, raw.data());
+                    EXPECT_EQ(parts, whole) << ggml_type_name(t) << ", " << n_rows << " rows, " << n << " threads";
+                }
+                ++repacked;
+                w->data = nullptr;
+            }
+            w->buffer = nullptr;
+        }
+    }
+    if (repacked == 0) GTEST_SKIP() << "this processor repacks nothing";
 }
 
 }  // namespace
