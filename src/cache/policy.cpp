@@ -34,6 +34,7 @@ Order::Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> 
     assert(class_of_.size() == n);
     for (size_t r = 0; r < n; ++r) {
         assert(r == 0 ? set_of_[r] == 0 : set_of_[r] == set_of_[r - 1] || set_of_[r] == set_of_[r - 1] + 1);
+        assert(r == 0 || set_of_[r] != set_of_[r - 1] || class_of_[r] == class_of_[r - 1]);
         if (r == 0 || set_of_[r] != set_of_[r - 1]) set_begin_.push_back(static_cast<uint32_t>(r));
     }
     const size_t n_sets = set_begin_.size();

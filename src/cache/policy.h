@@ -58,7 +58,8 @@ struct Tuning {
 
 class Order {
   public:
-    // `set_of_record` rises with the record. Sets of one class compete for the same slots.
+    // `set_of_record` rises with the record, and records of a set are of one class. Sets of one class compete for the
+    // same slots.
     Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> class_of_record, size_t n_classes,
           Policy policy, const Tuning& tuning);
 

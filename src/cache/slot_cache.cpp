@@ -8,8 +8,15 @@ namespace sluice::cache {
 
 namespace {
 
-std::vector<uint32_t> or_one_set(std::vector<uint32_t> set_of_record, size_t n) {
-    if (set_of_record.empty()) set_of_record.assign(n, 0);
+// Who does not tell has neighbours of one class in one set: a set whose records are of different classes cannot be.
+std::vector<uint32_t> or_runs_of_classes(std::vector<uint32_t> set_of_record,
+                                         const std::vector<uint32_t>& class_of_record) {
+    if (!set_of_record.empty()) return set_of_record;
+    uint32_t set = 0;
+    for (size_t r = 0; r < class_of_record.size(); ++r) {
+        if (r > 0 && class_of_record[r] != class_of_record[r - 1]) ++set;
+        set_of_record.push_back(set);
+    }
     return set_of_record;
 }
 
@@ -22,7 +29,7 @@ SlotCache::SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint
       home_(class_of_record_.size(), kNoSlot),
       was_evicted_(class_of_record_.size(), false),
       classes_(slots_per_class.size()),
-      order_(or_one_set(std::move(set_of_record), class_of_record_.size()), class_of_record_, slots_per_class.size(),
+      order_(or_runs_of_classes(std::move(set_of_record), class_of_record_), class_of_record_, slots_per_class.size(),
              policy, tuning),
       least_guests_(std::max(1U, least_guests)) {
     std::vector<uint32_t> records(classes_.size(), 0);

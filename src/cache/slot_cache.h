@@ -51,7 +51,8 @@ class SlotCache {
     // least one. `least_guests`: guests may have a quarter of a class's slots, but at least so many if it has them.
     // Where a class has a slot for every record, each record always gets the slot of its own rank, so that
     // the experts of a layer lie side by side.
-    // `set_of_record` rises with the record; empty: all records are of one set.
+    // `set_of_record` rises with the record, and records of a set are of one class; empty: neighbours of one class are
+    // a set.
     SlotCache(std::vector<uint32_t> class_of_record, std::span<const uint32_t> slots_per_class,
               Policy policy = Policy::lru, uint32_t least_guests = 1, std::vector<uint32_t> set_of_record = {},
               const Tuning& tuning = {});
@@ -101,7 +102,8 @@ class SlotCache {
     [[nodiscard]] uint32_t n_slots(uint32_t c) const { return classes_[c].n_slots; }
     // True if a lease for this record, which has no slot, would evict another although slots were never touched.
     [[nodiscard]] bool wants_higher_cap(RecordId record) const;
-    // Calls f(slot) for each slot that was closed since the last call and not taken again: its memory can be given back.
+    // Calls f(slot) for each slot that was closed since the last call and not taken again: its memory can be given
+    // back.
     template <typename F>
     void take_closed(F&& f) {
         for (const SlotId s : closed_) {
@@ -152,8 +154,8 @@ class SlotCache {
         SlotId first = 0;
         uint32_t n_slots = 0;
         bool complete = false;
-        List empty;             // touched; head: next to use
-        List spare;             // not touched
+        List empty;  // touched; head: next to use
+        List spare;  // not touched
         uint32_t cap = 0;
         uint32_t touched = 0;
         List guests;            // those without a lease; head: released longest ago
