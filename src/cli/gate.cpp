@@ -24,7 +24,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::array<Gate, 1> kGates{{
+constexpr std::array<Gate, 2> kGates{{
+    {"b", "TRACE... [--slots N] [--accept P]", "do routes leave room for drafted tokens that are verified in blocks?",
+     "Reads up to 4 route traces (--route-trace FILE of any command that runs a model writes one) and tells, of "
+     "decode: "
+     "how much of a token's choice the tokens 1 to 32 before had, how many experts blocks of 2 to 5 tokens need "
+     "together, how skewed each layer is, what caches of 1 to 128 slots per layer hit, and how many tokens have to "
+     "come "
+     "out of a block for it to read no more than decoding them one by one: without a cache, and with --slots N per "
+     "layer "
+     "(a quarter of the experts). Yes: more come out of some block, if each draft is right with the chance --accept "
+     "(0.9).",
+     measure_gate_b},
     {"c",
      "MODEL [--quick] [--prompt N] [--decode N] [-t N] [--repack] [--orders N] [--faults N] [--cancels N] [--seed N]",
      "does streaming compute what the resident model computes?",

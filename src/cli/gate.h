@@ -29,6 +29,7 @@ struct Gate {
 std::span<const Gate> gates();
 
 // Each in a file of its own.
+Result<machine::GateVerdict> measure_gate_b(std::vector<std::string> arguments, const GateHost& host);
 Result<machine::GateVerdict> measure_gate_c(std::vector<std::string> arguments, const GateHost& host);
 
 }  // namespace sluice::cli

@@ -96,7 +96,8 @@ constexpr std::array<Command, 16> kCommands{{
      "(more "
      "than one part in 64) that it may be another one.",
      nullptr, repair_command},
-    {"gate", "GATE MODEL [options] [--out FILE] [--json]", "does something hold for a model on this machine? yes or no",
+    {"gate", "GATE MODEL|TRACE... [options] [--out FILE] [--json]",
+     "does something hold for a model on this machine? yes or no",
      "Measures one question, prints what was found check by check, and keeps the verdict (in SLUICE_CACHE_DIR, else in "
      "the user's cache directory; --out FILE: there) with the digests of what it is about. The exit code is 0 for yes "
      "and 1 for no, or if it cannot be told. No verdict turns anything on. Ctrl-C ends without one.",

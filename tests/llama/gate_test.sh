@@ -43,6 +43,17 @@ fails_saying "no value" 2 "--out needs a value" "$sluice" gate c "$model" --out
 fails_saying "a model that is not there" 1 "$work/none.gguf" "$sluice" gate c "$work/none.gguf"
 check "a failed gate leaves nothing" test ! -e "$work/cache"
 
+routes=$(dirname "$0")/../replay/routes
+fails_saying "no trace" 2 "which trace" "$sluice" gate b
+fails_saying "a chance that is none" 2 "--accept: a chance from 0" "$sluice" gate b --accept 1 "$routes/qwen.csv"
+fails_saying "what is no trace" 1 "should name the columns" "$sluice" gate b "$routes/README.md"
+check "gate b, two traces" "$sluice" gate b "$routes"/{qwen,gemma}.csv --slots 4 --out "$work/b.json"
+cp "$work/out" "$work/text"
+check "gate b says yes" test "$(tail -n 1 "$work/text")" = "verdict: yes"
+check "gate b tells what a block needs" grep -qF "trace 2: block of 5: breaks even at" "$work/text"
+fails_saying "gate b says no where no draft is right" 1 "verdict: no" "$sluice" gate b "$routes/qwen.csv" --accept 0 --out "$work/b.json"
+check "and keeps it" grep -qF '"verdict": "no"' "$work/b.json"
+
 check "gate c says yes" "$sluice" gate c "$model" --quick --prompt 9 --decode 3
 cp "$work/out" "$work/text"
 cp "$work/err" "$work/said"
