@@ -55,7 +55,8 @@ class Fetcher {
     [[nodiscard]] Missing missing(uint32_t set) const;
 
     // Leases as many of `records` as there is room for, residents first so that they are not evicted for the others;
-    // reorders `records` so that the leased ones come first. Returns how many; at least one if nothing else is leased.
+    // reorders `records` so that the leased ones come first. Returns how many; none only while others hold all slots:
+    // leases of somebody else, or reads that nobody waits for but that are at the device (wait_for_any, then again).
     // Each leased record is released once. `records` are of one set and distinct. As guests they leave alone what the
     // cache lives on (cache::SlotCache); as members, guests among them become members.
     size_t lease(std::span<RecordId> records, cache::Seat seat = cache::Seat::member);

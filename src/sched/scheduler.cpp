@@ -422,14 +422,7 @@ bool Scheduler::free_leases() {
         any = any || t.pieces == 0;
         let_go(i);
     }
-    if (any) return true;
-    if (at_device_ == 0) return false;
-    std::array<io::Completion, kPieces> done;
-    const Nanos t0 = clock_.now();
-    const size_t n = engine_.wait(done);
-    counters_.wait += clock_.now() - t0;
-    handle(std::span(done).first(n), nullptr);
-    return true;
+    return any;
 }
 
 void Scheduler::abandon(Batch& batch) {

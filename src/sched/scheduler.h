@@ -148,8 +148,8 @@ class Scheduler {
     // Nothing is wanted any more for batches of this owner, nor its hints: what is queued ends, what is at the device
     // becomes an ordinary cache entry if it arrives whole. No read is waited for.
     void cancel(Owner owner);
-    // Frees slots for whoever finds all of them leased: reads that nobody waits for give way, and where these are at the
-    // device already, one of them is waited for. False if there is none.
+    // For whoever finds all slots leased: reads that nobody waits for and that are not at the device yet give way.
+    // False if there is none; those at the device end by themselves (wait_for_any).
     bool free_leases();
     // A batch that is not waited for to its end must be abandoned before it goes.
     void abandon(Batch& batch);
