@@ -62,6 +62,7 @@ Order::Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> 
     }
     cost_.assign(n_sets, 1);
     visits_.assign(n_sets, 0);
+    tokens_.assign(n_sets, 0);
     prompt_.assign(n_sets, 0);
     short_.assign(n, 0);
     long_.assign(n, 0);
@@ -71,6 +72,7 @@ Order::Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> 
     due_.assign(n, kNever);
     idle_.assign(n, 0);
     uses_.assign(n, 0);
+    token_uses_.assign(n, 0);
     place_.assign(n, kNowhere);
 }
 
@@ -80,6 +82,7 @@ void Order::visit(uint32_t set, uint32_t tokens, bool prompt) {
     ++visits_[set];
     prompt_[set] = prompt ? 1 : 0;
     if (policy_ == Policy::lru) return;
+    tokens_[set] += tokens;
     const double short_keep = tokens == 1 ? short_keep_ : std::pow(short_keep_, tokens);
     const double long_keep = tokens == 1 ? long_keep_ : std::pow(long_keep_, tokens);
     for (uint32_t r = set_begin_[set]; r < set_begin_[set + 1]; ++r) {
@@ -96,6 +99,7 @@ void Order::visit(uint32_t set, uint32_t tokens, bool prompt) {
 void Order::use(RecordId record, uint32_t age) {
     const uint32_t set = set_of_[record];
     if (policy_ == Policy::lru) return;
+    ++token_uses_[record];
     const double share = prompt_[set] != 0 ? tuning_.prompt_share : 1;
     if (age < short_worth_.size()) {
         short_[record] += share * short_worth_[age];

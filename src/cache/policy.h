@@ -91,6 +91,13 @@ class Order {
     // that chance for as long as the long sum remembers, weighed by `trust` in [0, 1].
     [[nodiscard]] double chance(RecordId record) const;
     void expect(RecordId record, double chance, double trust);
+    // Since the first call, of every policy but `lru`: tokens that came through a set, prompts' too, and those of them
+    // that used a record.
+    [[nodiscard]] uint64_t tokens(uint32_t set) const { return tokens_[set]; }
+    [[nodiscard]] uint64_t token_uses(RecordId record) const { return token_uses_[record]; }
+    [[nodiscard]] uint32_t n_sets() const { return static_cast<uint32_t>(visits_.size()); }
+    // First record of a set; of the number of sets, the number of records.
+    [[nodiscard]] RecordId begin(uint32_t set) const { return set_begin_[set]; }
     [[nodiscard]] Policy policy() const { return policy_; }
     [[nodiscard]] uint32_t set_of(RecordId record) const { return set_of_[record]; }
 
@@ -131,6 +138,7 @@ class Order {
     std::vector<Class> classes_;
     std::vector<double> cost_;      // by set
     std::vector<uint64_t> visits_;  // by set
+    std::vector<uint64_t> tokens_;  // by set
     std::vector<uint8_t> prompt_;   // by set: its present visit is one of a prompt
     uint32_t now_ = 0;              // set visited last
     uint64_t releases_ = 0;
@@ -142,8 +150,9 @@ class Order {
     std::vector<uint64_t> used_in_;   // visit of its set
     std::vector<uint64_t> due_;       // visit of its set in which it is expected
     std::vector<uint64_t> idle_;      // it is not expected until after this one
-    std::vector<uint32_t> uses_;      // ever, or since it came
-    std::vector<uint32_t> place_;     // in its group's heap
+    std::vector<uint64_t> token_uses_;
+    std::vector<uint32_t> uses_;   // ever, or since it came
+    std::vector<uint32_t> place_;  // in its group's heap
 };
 
 }  // namespace sluice::cache

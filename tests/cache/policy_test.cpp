@@ -192,6 +192,20 @@ TEST(Policy, GhostsOfLfruKeepTheirUsesAndThoseOfAgeCountDoNot) {
     }
 }
 
+TEST(Policy, TokensAndTheirUsesAreCountedOneByOne) {
+    SlotCache cache = make_cache(Policy::reuse, 4, 1);
+    cache.visit(0, 3, true);  // a prompt of three tokens, of which two choose record 1
+    cache.use_by(1, 2);
+    cache.use_by(1, 0);
+    visit(cache, {1, 2}, 0);
+    EXPECT_EQ(cache.order().tokens(0), 4U);
+    EXPECT_EQ(cache.order().token_uses(1), 3U);
+    EXPECT_EQ(cache.order().token_uses(2), 1U);
+    EXPECT_EQ(cache.order().token_uses(0), 0U);
+    EXPECT_EQ(cache.order().n_sets(), 1U);
+    EXPECT_EQ(cache.order().begin(1), cache.n_records());
+}
+
 TEST(Policy, ExpectedChancesCountUntilExperienceOutweighsThem) {
     SlotCache cache = make_cache(Policy::reuse, 2, 1);
     cache.order().expect(0, 0.5, 1);
