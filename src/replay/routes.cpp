@@ -12,10 +12,15 @@
 namespace sluice::replay {
 namespace {
 
-constexpr size_t kMostRows = 200'000'000;
+// Together they bound what is allocated for a file, and keep every sum of bytes below 2^63.
+constexpr size_t kMostRows = size_t{1} << 26U;
+constexpr size_t kMostVisits = size_t{1} << 24U;
 constexpr size_t kLongestLine = 1U << 16U;
 constexpr uint32_t kMostExperts = 1U << 16U;
+constexpr uint32_t kMostChosen = 1U << 12U;  // by one token in one layer
 constexpr int32_t kMostLayers = 4096;
+constexpr uint64_t kMostRecords = uint64_t{1} << 22U;  // of all layers
+constexpr uint64_t kMostExpertBytes = uint64_t{1} << 36U;
 
 template <typename T>
 std::optional<T> number(std::string_view text) {
@@ -88,7 +93,6 @@ class Reader {
     explicit Reader(std::string name) : name_(std::move(name)) {}
     Status line(std::string_view text) {
         ++line_;
-        if (text.size() > kLongestLine) return wrong("is longer than any line of a route trace");
         if (!text.empty() && text.back() == '\r') text.remove_suffix(1);
         if (text.empty()) return {};
         if (text.front() == '#') return comment(text);
@@ -101,6 +105,11 @@ class Reader {
         }
         return row(text);
     }
+    // The next line has no end within kLongestLine.
+    Status too_long() {
+        ++line_;
+        return wrong("is longer than any line of a route trace");
+    }
     Result<Routes> finish();
 
   private:
@@ -109,14 +118,20 @@ class Reader {
         if (const auto layer = value_of(text, "layer")) {
             const auto l = number<int32_t>(*layer);
             const auto bytes = value_of(text, "expert_bytes");
-            const auto b = bytes ? number<uint64_t>(*bytes) : std::nullopt;
-            if (!l || *l < 0 || *l >= kMostLayers || (bytes && !b)) return wrong("is not about a layer");
-            if (b) bytes_[*l] = *b;
+            if (!l || *l < 0 || *l >= kMostLayers) return wrong("is not about a layer");
+            if (!bytes) return {};
+            const uint64_t b = number<uint64_t>(*bytes).value_or(UINT64_MAX);
+            if (b > kMostExpertBytes) return wrong("gives an expert a size that none has");
+            bytes_[*l] = b;
             return {};
         }
         if (const auto model = value_of(text, "model")) out_.model = *model;
         if (const auto arch = value_of(text, "arch")) out_.architecture = *arch;
-        if (const auto experts = value_of(text, "n_expert")) n_expert_ = number<uint32_t>(*experts).value_or(0);
+        if (const auto experts = value_of(text, "n_expert")) {
+            const auto n = number<uint32_t>(*experts);
+            if (!n || *n > kMostExperts) return wrong("gives the model a number of experts that none has");
+            n_expert_ = *n;
+        }
         return {};
     }
     Status row(std::string_view text) {
@@ -126,7 +141,9 @@ class Reader {
         if (r[Columns::layer] >= kMostLayers) return wrong("names a layer that no model has");
         if (r[Columns::expert] >= kMostExperts || (n_expert_ > 0 && r[Columns::expert] >= n_expert_))
             return wrong("names an expert that the model does not have");
-        if (out_.choices.size() >= kMostRows) return wrong("is one too many: the trace is too long");
+        if (r[Columns::turn] > UINT32_MAX) return wrong("counts turns that nobody has waited for");
+        if (out_.choices.size() >= kMostRows || out_.visits.size() >= kMostVisits)
+            return wrong("is one too many: the trace is too long");
         const auto layer = static_cast<int32_t>(r[Columns::layer]);
         const bool prompt = r[Columns::phase] == 0;
         const bool same_batch = have_ && r[Columns::turn] == turn_ && prompt == prompt_ && layer >= layer_;
@@ -150,6 +167,7 @@ class Reader {
             rank_ = 0;
         }
         Visit& visit = out_.visits.back();
+        if (rank_ >= kMostChosen) return wrong("lets a token choose more experts than any model does");
         const auto expert = static_cast<uint32_t>(r[Columns::expert]);
         for (size_t i = at - rank_; i < at; ++i) {
             if (out_.choices[i].expert == expert) return wrong("lets a token choose an expert twice");
@@ -191,14 +209,23 @@ Result<Routes> Reader::finish() {
     if (out_.choices.empty()) return error(Code::corrupt, "{}: a route trace without rows", name_);
     close_pass();
     std::map<int32_t, uint32_t> number_of;
+    uint64_t records = 0;
     out_.first.push_back(0);
     for (const auto& [layer, most] : most_) {
+        // The header may have come after the rows.
+        if (n_expert_ > 0 && most >= n_expert_)
+            return error(Code::corrupt, "{}: layer {} chooses expert {}, but the model is said to have {}", name_,
+                         layer, most, n_expert_);
+        records += n_expert_ > 0 ? n_expert_ : most + 1;
+        if (records > kMostRecords)
+            return error(Code::corrupt, "{}: {} layers with up to {} experts each are more than any model has", name_,
+                         most_.size(), n_expert_ > 0 ? n_expert_ : kMostExperts);
         number_of[layer] = static_cast<uint32_t>(out_.sets.size());
         const auto bytes = bytes_.find(layer);
         out_.sets.push_back({.layer = layer,
                              .n_expert = n_expert_ > 0 ? n_expert_ : most + 1,
                              .expert_bytes = bytes == bytes_.end() ? 0 : bytes->second});
-        out_.first.push_back(out_.first.back() + out_.sets.back().n_expert);
+        out_.first.push_back(static_cast<uint32_t>(records));
     }
     for (Visit& v : out_.visits) v.set = number_of[static_cast<int32_t>(v.set)];
     return std::move(out_);
@@ -227,8 +254,16 @@ uint64_t Routes::cycle_bytes() const {
 
 Result<Routes> read_routes(std::istream& in, const std::string& name) {
     Reader reader(name);
-    std::string line;
-    while (std::getline(in, line)) {
+    // A source without ends of lines must not fill the memory.
+    std::vector<char> buffer(kLongestLine + 2);
+    for (;;) {
+        in.getline(buffer.data(), static_cast<std::streamsize>(buffer.size()));
+        if (in.bad()) return error(Code::io_error, "cannot read {}", name);
+        if (in.fail() && !in.eof()) return reader.too_long();
+        if (in.fail()) break;
+        auto n = static_cast<size_t>(in.gcount());
+        if (!in.eof()) --n;  // the end of the line is counted
+        const std::string_view line(buffer.data(), n);
         if (line.starts_with("\xFD"
                              "7zXZ") ||
             line.starts_with("\x1F\x8B"))
@@ -253,6 +288,8 @@ Status take_sizes(Routes& routes, const model::Geometry& geometry) {
         if (it == geometry.sets.end() || it->n_expert < s.n_expert)
             return error(Code::conflict, "the trace is not of this model: it has {} experts in layer {}", s.n_expert,
                          s.layer);
+        if (it->record_bytes() > kMostExpertBytes)
+            return error(Code::corrupt, "the model's experts of layer {} are larger than any are", s.layer);
         s.expert_bytes = it->record_bytes();
     }
     return {};

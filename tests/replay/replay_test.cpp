@@ -1,5 +1,6 @@
 #include "replay/replay.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <functional>
 #include <random>
 #include <sstream>
+#include <streambuf>
 
 #include "base/bytes.h"
 
@@ -83,6 +85,71 @@ TEST(Routes, WhatIsNotATraceIsNamedWithItsLine) {
                   .find("compressed"),
               std::string::npos);
     EXPECT_EQ(read_routes("/nowhere/at/all").status().code(), Code::not_found);
+}
+
+TEST(Routes, NumbersThatNoModelHasAreRefusedBeforeTheyAreReckonedWith) {
+    const auto says = [](const std::string& text, const char* wanted) {
+        const std::string message = refusal(text);
+        EXPECT_NE(message.find(wanted), std::string::npos) << message;
+    };
+    const std::string rows = kColumns + "0,1,0,0,0,1,1,0,0\n0,1,0,1,0,1,1,0,0\n";
+    for (const char* n : {"65537", "2147483648", "4294967295", "99999999999999999999", "-1", "x"})
+        says(fmt::format("# model=x arch=y n_expert={}\n", n) + rows, "number of experts that none has");
+    for (const char* n : {"68719476737", "18446744073709551615", "-1", "x"})
+        says(fmt::format("# layer=1 expert_bytes={}\n", n) + rows, "line 1 gives an expert a size");
+    says(rows + "# model=x arch=y n_expert=1\n", "said to have 1");
+
+    std::string many = kColumns;
+    for (int layer = 0; layer < 4096; ++layer) many += fmt::format("0,1,0,{},0,65535,1,0,0\n", layer);
+    says(many, "more than any model has");
+    says("# model=x arch=y n_expert=65536\n" + many, "more than any model has");
+
+    std::string greedy = kColumns;
+    for (int rank = 0; rank <= 4096; ++rank) greedy += fmt::format("0,1,0,0,{},{},1,0,0\n", rank, rank);
+    says(greedy, "line 4098 lets a token choose more");
+    says(kColumns + "4294967296,1,0,0,0,1,1,0,0\n", "line 2 counts turns");
+
+    // The largest that are taken.
+    Routes r = read("# model=x arch=y n_expert=65536\n# layer=0 expert_bytes=68719476736\n" + kColumns +
+                    "0,1,0,0,0,65535,1,0,0\n");
+    EXPECT_EQ(r.n_records(), 65536U);
+    EXPECT_EQ(r.full_bytes(), uint64_t{1} << 52U);
+}
+
+// Zeros for ever, and a count of those that were asked for.
+class Zeros : public std::streambuf {
+  public:
+    size_t given = 0;
+
+  private:
+    int_type underflow() override {
+        given += sizeof page_;
+        if (given > (size_t{1} << 24U)) return traits_type::eof();  // for who never stops
+        setg(page_, page_, page_ + sizeof page_);
+        return 0;
+    }
+    char page_[4096] = {};
+};
+
+TEST(Routes, AreReadWithABoundOnEveryLine) {
+    Zeros zeros;
+    std::istream in(&zeros);
+    const auto routes = read_routes(in, "zeros");
+    ASSERT_FALSE(routes.ok());
+    EXPECT_NE(routes.status().message().find("zeros: line 1 is longer than any"), std::string::npos)
+        << routes.status().message();
+    EXPECT_LE(zeros.given, size_t{1} << 17U);
+
+    const std::string rows = kHead + kColumns + "0,1,0,1,0,5,1,0,0\n";
+    EXPECT_EQ(read(rows + "#" + std::string((1U << 16U) - 1, 'x') + "\n0,1,1,1,0,5,1,0,0").decode_tokens, 2U)
+        << "the longest line, and a last one without an end";
+    EXPECT_NE(refusal(rows + "#" + std::string((1U << 16U) + 8, 'x') + "\n").find("line 7 is longer"),
+              std::string::npos);
+}
+
+TEST(Routes, ASourceThatCannotBeReadIsNoEmptyTrace) {
+    const Status s = read_routes(std::string(SLUICE_SOURCE_DIR)).status();
+    EXPECT_EQ(s.code(), Code::io_error) << s.message();
 }
 
 TEST(Routes, SizesMayComeFromTheModel) {
