@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/memory_watch.h"
 
 namespace {
 
@@ -13,6 +14,7 @@ using namespace sluice;
 int dispatch(std::vector<std::string> arguments) {
     // llama.cpp's server, as a router, starts its own program again with bare options.
     if (std::getenv("SLUICE_SERVE_CHILD") != nullptr && !arguments.empty() && arguments[0].starts_with('-')) {
+        cli::ignore_memory_signals();
         return cli::serve_command(std::move(arguments));
     }
     if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h" || arguments[0] == "help") {
@@ -41,6 +43,8 @@ int dispatch(std::vector<std::string> arguments) {
                          cli::kUsage);
     }
     arguments.erase(arguments.begin());
+    // It computes, so it will listen to them.
+    if (command->stock != nullptr) cli::ignore_memory_signals();
     return command->run(std::move(arguments));
 }
 

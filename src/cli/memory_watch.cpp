@@ -5,7 +5,9 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <optional>
 #include <thread>
@@ -20,8 +22,10 @@ constexpr int kIdleMs = 500;
 
 int g_pipe[2] = {-1, -1};
 std::thread g_thread;
+std::atomic<bool> g_over{false};
 
-// A signal handler may do little more than write.
+// A signal handler may do little more than write. It may not wait either: what finds the pipe full is lost, and as many
+// of its kind are on their way.
 void on_signal(int number) {
     const int saved = errno;
     const char what = number == SIGUSR1 ? '1' : '2';
@@ -38,9 +42,12 @@ void watch() {
         pollfd p{.fd = g_pipe[0], .events = POLLIN, .revents = 0};
         const int ready = poll(&p, 1, kIdleMs);
         char what = 0;
+        if (g_over.load()) return;
         if (ready <= 0) {
             backend::look_at_memory();
-        } else if (read(g_pipe[0], &what, 1) <= 0 || what == 'q') {
+        } else if (read(g_pipe[0], &what, 1) <= 0) {
+            continue;
+        } else if (what == 'q') {
             return;
         } else if (what == '1') {
             backend::halve_experts();
@@ -53,14 +60,19 @@ void watch() {
 // Before what it looks at is destroyed.
 void end_watching() {
     const char quit = 'q';
+    g_over.store(true);  // a full pipe wakes the thread too
     (void)!write(g_pipe[1], &quit, 1);
     g_thread.join();
 }
 
 }  // namespace
 
+void ignore_memory_signals() {
+    for (const int s : {SIGUSR1, SIGUSR2}) std::signal(s, SIG_IGN);
+}
+
 void watch_memory() {
-    if (g_pipe[0] >= 0 || pipe2(g_pipe, O_CLOEXEC) != 0) return;
+    if (g_pipe[0] >= 0 || pipe2(g_pipe, O_CLOEXEC | O_NONBLOCK) != 0) return;
     struct sigaction action {};
     action.sa_handler = on_signal;
     action.sa_flags = SA_RESTART;

@@ -5,6 +5,9 @@
 
 namespace sluice::cli {
 
+// Until watch_memory() is called, both signals do nothing: unhandled, either would end the program. First thing in a
+// command that will call it.
+void ignore_memory_signals();
 // From now until the process ends: SIGUSR1 halves the memory that experts hold, for good; SIGUSR2 lets them grow again.
 void watch_memory();
 
