@@ -93,9 +93,8 @@ Result<std::string> keep(const machine::GateVerdict& verdict, const std::string&
         if (!place.ok()) return place.status();
         path = *place;
     }
-    // Also what is there before it gets its name.
     for (const machine::GateInput& i : verdict.inputs) {
-        if (fs::equivalent(path, i.path, ec) || fs::equivalent(path + ".tmp", i.path, ec))
+        if (fs::equivalent(path, i.path, ec))
             return error(Code::invalid_argument, "{} is not a place to write to: it is what was measured", path);
     }
     Status kept = store::replace_file(store::Files::system(), path, std::as_bytes(std::span(text.data(), text.size())));
@@ -133,6 +132,10 @@ int gate_command(std::vector<std::string> arguments) {
         arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i),
                         arguments.begin() + static_cast<std::ptrdiff_t>(i) + 2);
         break;
+    }
+    if (!out.empty()) {
+        // Known before the long work.
+        if (const auto place = store::replaceable(out); !place.ok()) return fail(place.status(), kFailed);
     }
 
     catch_interrupts();

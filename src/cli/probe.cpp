@@ -274,9 +274,8 @@ Result<std::string> place_for(const Asked& asked, const machine::DriveIdentity& 
         return error(Code::io_error, "cannot write to {}: {}; --out FILE names another place",
                      folder.empty() ? "." : folder.string(), std::strerror(errno));
     }
-    const auto status = fs::status(path, ec);
-    if (fs::exists(status) && !fs::is_regular_file(status))
-        return error(Code::invalid_argument, "{} is not a place to write to: it is no plain file", path);
+    // Known before the long work.
+    if (const auto name = store::replaceable(path); !name.ok()) return name.status();
     return path;
 }
 
@@ -352,8 +351,7 @@ int probe(const Asked& asked) {
     if (Status s = directory ? write_scratch(subject, asked) : open_model(subject, asked); !s)
         return fail(s, interrupted() ? kInterrupted : kFailed);
     for (const io::File& f : subject.buffered) {
-        // Also what is there before it gets its name.
-        if (!fs::equivalent(*place, f.path(), ec) && !fs::equivalent(*place + ".tmp", f.path(), ec)) continue;
+        if (!fs::equivalent(*place, f.path(), ec)) continue;
         return fail(
             error(Code::invalid_argument, "{} is not a place to write to: it is what is to be measured", *place),
             kFailed);

@@ -24,6 +24,31 @@ std::string directory_of(const std::string& path) {
     return parent.empty() ? "." : parent;
 }
 
+constexpr int kMostLinks = 40;  // as the kernel's
+constexpr int kMostNames = 100;
+
+const char* kind_of(mode_t mode) {
+    return S_ISDIR(mode)    ? "a directory"
+           : S_ISFIFO(mode) ? "a pipe"
+           : S_ISSOCK(mode) ? "a socket"
+           : S_ISLNK(mode)  ? "a link to itself"
+                            : "a device";
+}
+
+// A file beside `path` that nobody had made before, so that no link planted under its name is followed, and nobody
+// else's file is overwritten.
+Result<OutputFile> open_beside(Files& files, const std::string& path) {
+    for (int i = 1; i <= kMostNames; ++i) {
+        const std::string name = i == 1 ? path + ".tmp" : fmt::format("{}.tmp{}", path, i);
+        // What is taken need not be asked of the file system twice.
+        if (name_is_taken(name)) continue;
+        auto out = OutputFile::open(files, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
+        if (out.ok() || !name_is_taken(name)) return out;
+    }
+    return error(Code::io_error, "cannot write beside {}: {}.tmp and all names like it are taken, remove them", path,
+                 path);
+}
+
 }  // namespace
 
 Files& Files::system() {
@@ -144,16 +169,49 @@ Status OutputFile::lock() {
     return e == 0 ? Status() : failed("lock", path_, e);
 }
 
+Result<std::string> replaceable(const std::string& path) {
+    std::string at = path;
+    struct stat st {};
+    for (int links = 0; links <= kMostLinks; ++links) {
+        if (::lstat(at.c_str(), &st) != 0) {
+            if (errno == ENOENT) return at;
+            return failed("look at", path, errno);
+        }
+        if (!S_ISLNK(st.st_mode)) break;
+        struct stat behind {};
+        const bool leads = ::stat(at.c_str(), &behind) == 0;
+        if (leads && !S_ISREG(behind.st_mode)) {
+            st = behind;
+            break;
+        }
+        std::error_code ec;
+        const std::filesystem::path to = std::filesystem::read_symlink(at, ec);
+        if (ec) return failed("look at", path, ec.value());
+        at = (std::filesystem::path(at).parent_path() / to).string();
+        // What /proc calls a link need not say where it leads.
+        struct stat named {};
+        if (leads &&
+            (::stat(at.c_str(), &named) != 0 || named.st_dev != behind.st_dev || named.st_ino != behind.st_ino))
+            return error(Code::invalid_argument, "{} leads to a file without a name: name another place", path);
+    }
+    if (S_ISREG(st.st_mode)) return at;
+    return error(Code::invalid_argument, "{} is {}, no plain file, and is not replaced: name another place", path,
+                 kind_of(st.st_mode));
+}
+
 Status replace_file(Files& files, const std::string& path, std::span<const std::byte> bytes) {
-    const std::string temporary = path + ".tmp";
+    const auto target = replaceable(path);
+    if (!target.ok()) return target.status();
+    std::string temporary;
     Status s;
     {
-        auto out = OutputFile::open(files, temporary, O_WRONLY | O_CREAT | O_TRUNC);
+        auto out = open_beside(files, *target);
         if (!out.ok()) return out.status();
+        temporary = out->path();
         s = out->write(bytes, 0);
         if (s.ok()) s = out->sync();
     }
-    if (s.ok()) return publish_file(files, temporary, path);
+    if (s.ok()) return publish_file(files, temporary, *target);
     (void)files.remove(temporary);
     return s;
 }

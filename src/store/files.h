@@ -71,7 +71,12 @@ class OutputFile {
     int fd_ = -1;
 };
 
-// `path` has these bytes, durably, or what it had before. Leaves no other file behind unless the process dies.
+// The name that replace_file would give a file for `path`: itself, or where it leads to as a symbolic link, even if
+// nothing is there yet. Error invalid_argument, in words, if a device, a pipe, a socket or a directory is there: that
+// is never replaced. For who wants to know before long work.
+Result<std::string> replaceable(const std::string& path);
+// `path`, or what it leads to as a symbolic link, has these bytes, durably, or what it had before. Leaves no other file
+// behind unless the process dies.
 Status replace_file(Files& files, const std::string& path, std::span<const std::byte> bytes);
 // Gives a finished file its name, durably.
 Status publish_file(Files& files, const std::string& from, const std::string& to);

@@ -53,6 +53,18 @@ check "gate b says yes" test "$(tail -n 1 "$work/text")" = "verdict: yes"
 check "gate b tells what a block needs" grep -qF "trace 2: block of 5: breaks even at" "$work/text"
 fails_saying "gate b says no where no draft is right" 1 "verdict: no" "$sluice" gate b "$routes/qwen.csv" --accept 0 --out "$work/b.json"
 check "and keeps it" grep -qF '"verdict": "no"' "$work/b.json"
+mkfifo "$work/pipe"
+ln -s pipe "$work/to-pipe"
+ln -s later.json "$work/to-later"
+for name in pipe to-pipe; do
+    fails_saying "a verdict in a $name" 1 "is a pipe, no plain file" "$sluice" gate b "$routes/qwen.csv" --slots 4 --out "$work/$name"
+done
+check "the pipe is there" test -p "$work/pipe"
+check "a verdict where a link leads" "$sluice" gate b "$routes/qwen.csv" --slots 4 --out "$work/to-later"
+check "the link is there" test -L "$work/to-later"
+check "and so is the verdict" grep -qF '"gate": "b"' "$work/later.json"
+printf '# model=x arch=y n_expert=2147483648\nturn,phase,step,layer,slot,expert\n0,1,0,0,0,1\n0,1,0,1,0,1\n' >"$work/crafted.csv"
+fails_saying "a trace of too many experts" 1 "line 1 gives the model a number of experts" "$sluice" gate b "$work/crafted.csv"
 
 check "gate c says yes" "$sluice" gate c "$model" --quick --prompt 9 --decode 3
 cp "$work/out" "$work/text"
