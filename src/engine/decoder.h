@@ -35,6 +35,9 @@ class Decoder {
     };
     // `ctx` outlives the decoder.
     explicit Decoder(llama_context* ctx, Undo undo = Undo::always);
+    // It points into itself (seq_ids_).
+    Decoder(const Decoder&) = delete;
+    Decoder& operator=(const Decoder&) = delete;
 
     // Appends tokens to a sequence. Of the last one there are logits then, as of every one that llama_decode is given.
     Decoded decode(std::span<const llama_token> tokens, llama_seq_id seq = 0);

@@ -12,6 +12,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "backend/device.h"
@@ -24,6 +25,10 @@
 
 namespace sluice::engine {
 namespace {
+
+// A copy would point into the one it was made from.
+static_assert(!std::is_copy_constructible_v<Decoder> && !std::is_move_constructible_v<Decoder> &&
+              !std::is_copy_assignable_v<Decoder> && !std::is_move_assignable_v<Decoder>);
 
 struct Kind {
     const char* model;
