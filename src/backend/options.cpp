@@ -29,8 +29,8 @@ Status set_size(Config& config, std::string_view text, std::string_view unset) {
     }
     const auto bytes = parse_bytes(text, MiB);
     if (!bytes || *bytes == 0)
-        return error(Code::invalid_argument, "\"{}\" is not a size: {}, or MiB as in 500, or with a suffix as in 8G", text,
-                     unset);
+        return error(Code::invalid_argument, "\"{}\" is not a size: {}, or MiB as in 500, or with a suffix as in 8G",
+                     text, unset);
     config.*field = bytes;
     return {};
 }
@@ -152,8 +152,7 @@ constexpr Option kOptions[] = {
      "With --cache-mb auto, experts keep this much however short memory is.",
      [](Config& c, std::string_view t) { return set_size<&Config::cache_floor_bytes>(c, t, "none"); },
      [](const Config& c) { return show_mib(c.cache_floor_bytes, ""); }},
-    {"--cache-ceil-mb", "SLUICE_CACHE_CEIL_MB", "N", "none",
-     "With --cache-mb auto, experts never take more than this.",
+    {"--cache-ceil-mb", "SLUICE_CACHE_CEIL_MB", "N", "none", "With --cache-mb auto, experts never take more than this.",
      [](Config& c, std::string_view t) { return set_size<&Config::cache_ceil_bytes>(c, t, "none"); },
      [](const Config& c) { return show_mib(c.cache_ceil_bytes, ""); }},
     {"--cache-policy", "SLUICE_CACHE_POLICY", "reuse|frequency|lru", "reuse",
@@ -301,7 +300,54 @@ constexpr std::array<const char*, 5> kOtherVariables{"SLUICE_CACHE_DIR", "SLUICE
 constexpr std::array<std::string_view, 10> kFreeText{"-p",     "--prompt", "-sys", "--system-prompt",  "-f",
                                                      "--file", "-m",       "-r",   "--reverse-prompt", "--model"};
 
+// The switch that sets the same field the other way: --no-overlap for --overlap and back. nullptr for most.
+const Option* opposite(const Option& option) {
+    constexpr std::string_view kNo = "--no-";
+    const std::string_view flag = option.flag;
+    return find_option(flag.starts_with(kNo) ? fmt::format("--{}", flag.substr(kNo.size()))
+                                             : fmt::format("--no-{}", flag.substr(2)));
+}
+
+// Options of one source (the variables, or the command line), where no switch may be on and off.
+class Source {
+  public:
+    explicit Source(Given* given) : given_(given) {}
+    // `text` is the option as it was given, with its value.
+    Status set(Config& config, const Option& option, std::string_view value, std::string text) {
+        const std::string before = option.get(config);
+        if (Status s = option.set(config, value); !s.ok()) return s;
+        const Option* other = opposite(option);
+        for (const auto& [earlier, said] : seen_) {
+            if (earlier == other && option.get(config) != before)
+                return error(Code::invalid_argument, "it contradicts {}: leave one of them out", said);
+        }
+        if (other != nullptr) seen_.emplace_back(&option, text);
+        if (given_ != nullptr) given_->put(option, std::move(text));
+        return {};
+    }
+
+  private:
+    Given* given_;
+    std::vector<std::pair<const Option*, std::string>> seen_;
+};
+
 }  // namespace
+
+void Given::put(const Option& option, std::string text) {
+    const Option* other = opposite(option);
+    std::erase_if(texts_, [&](const auto& t) { return t.first == &option || t.first == other; });
+    texts_.emplace_back(&option, std::move(text));
+}
+
+std::string Given::text(std::string_view flag, const Config& config) const {
+    const Option* option = find_option(flag);
+    if (option == nullptr) return std::string(flag);
+    const Option* other = opposite(*option);
+    for (const auto& [given, said] : texts_) {
+        if (given == option || given == other) return said;
+    }
+    return option->value_name == nullptr ? option->flag : fmt::format("{} {}", option->flag, option->get(config));
+}
 
 std::span<const Option> options() {
     return kOptions;
@@ -322,8 +368,10 @@ const Option* find_option(std::string_view flag) {
     return it == std::end(kOptions) ? nullptr : it;
 }
 
-Status take_options(Config& config, std::vector<std::string>& arguments, Place place, TakenOptions* taken) {
+Status take_options(Config& config, std::vector<std::string>& arguments, Place place, TakenOptions* taken,
+                    Given* given) {
     std::vector<std::string> rest;
+    Source line(given);
     for (size_t i = 0; i < arguments.size(); ++i) {
         if (arguments[i] == "--") {
             rest.insert(rest.end(), arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
@@ -354,15 +402,19 @@ Status take_options(Config& config, std::vector<std::string>& arguments, Place p
         } else {
             return error(Code::invalid_argument, "{} needs a value: {}", flag, option->value_name);
         }
-        if (Status s = option->set(config, value); !s.ok()) return s.within(flag);
-        // As it stands now: what may be repeated adds up.
-        if (taken != nullptr) taken->emplace_back(option->variable, option->get(config));
+        std::string text = option->value_name == nullptr ? flag : fmt::format("{} {}", flag, value);
+        if (Status s = line.set(config, *option, value, std::move(text)); !s.ok()) return s.within(flag);
+        if (taken == nullptr) continue;
+        // As it stands now: what may be repeated adds up, and the variable of a switch's opposite must not contradict.
+        taken->emplace_back(option->variable, option->get(config));
+        if (const Option* other = opposite(*option)) taken->emplace_back(other->variable, other->get(config));
     }
     arguments = std::move(rest);
     return {};
 }
 
-Status read_environment(Config& config, const char* const* environment, Place place) {
+Status read_environment(Config& config, const char* const* environment, Place place, Given* given) {
+    Source variables(given);
     for (; environment != nullptr && *environment != nullptr; ++environment) {
         const std::string_view entry = *environment;
         if (!entry.starts_with("SLUICE_")) continue;
@@ -382,12 +434,13 @@ Status read_environment(Config& config, const char* const* environment, Place pl
                          "give {2} to {1}",
                          name, where_it_works(it->where), it->flag);
         }
-        if (Status s = it->set(config, value); !s.ok()) return s.within(name);
+        if (Status s = variables.set(config, *it, value, std::string(entry)); !s.ok()) return s.within(name);
     }
     return {};
 }
 
-Status validate(const Config& config) {
+Status validate(const Config& config, const Given& given) {
+    const auto said = [&](std::string_view flag) { return given.text(flag, config); };
     if (config.io_threads < 1 || config.io_threads > 64) {
         return error(Code::invalid_argument, "io_threads is {}, but must be 1 to 64", config.io_threads);
     }
@@ -395,25 +448,22 @@ Status validate(const Config& config) {
         return error(Code::invalid_argument, "cache_bytes is 0, but at least one expert must fit");
     }
     if (config.cache_bytes && (config.cache_floor_bytes || config.cache_ceil_bytes)) {
-        return error(Code::invalid_argument,
-                     "--cache-mb {} is the size of the cache, so {} has no effect: give one or the other",
-                     show_mib(config.cache_bytes, ""),
-                     config.cache_floor_bytes ? "--cache-floor-mb" : "--cache-ceil-mb");
+        return error(Code::invalid_argument, "{} is the size of the cache, so {} has no effect: give one or the other",
+                     said("--cache-mb"), said(config.cache_floor_bytes ? "--cache-floor-mb" : "--cache-ceil-mb"));
     }
     if (config.cache_floor_bytes && config.cache_ceil_bytes && *config.cache_floor_bytes > *config.cache_ceil_bytes) {
-        return error(Code::invalid_argument, "--cache-floor-mb {} is more than --cache-ceil-mb {}",
-                     show_mib(config.cache_floor_bytes, ""), show_mib(config.cache_ceil_bytes, ""));
+        return error(Code::invalid_argument, "{} is more than {}", said("--cache-floor-mb"), said("--cache-ceil-mb"));
     }
     if (config.ram_bytes) {
         const uint64_t experts = config.cache_bytes.value_or(config.cache_floor_bytes.value_or(0));
         const uint64_t margin = cache::process_margin(*config.ram_bytes);
         if (experts + margin >= *config.ram_bytes) {
             return error(Code::invalid_argument,
-                         "--ram {} MiB is for the whole process: less the {} of it that stay unused, it cannot hold the "
+                         "{} is for the whole process: less the {} of it that stay unused, it cannot hold the "
                          "{} of {} alone, and the rest of the model comes on top of that",
-                         show_mib(config.ram_bytes, ""), human_bytes(margin), human_bytes(experts),
-                         config.cache_bytes         ? "--cache-mb"
-                         : config.cache_floor_bytes ? "--cache-floor-mb"
+                         said("--ram"), human_bytes(margin), human_bytes(experts),
+                         config.cache_bytes         ? said("--cache-mb")
+                         : config.cache_floor_bytes ? said("--cache-floor-mb")
                                                     : "experts");
         }
     }
@@ -428,14 +478,14 @@ Status validate(const Config& config) {
         files.push_back(&path);
     }
     if (!config.overlap && config.wave != 0) {
-        return error(Code::invalid_argument, "--wave has no effect with --no-overlap");
+        return error(Code::invalid_argument, "{} has no effect with {}", said("--wave"), said("--no-overlap"));
     }
     if (!config.overlap && config.prefill_mode == PrefillMode::macro) {
-        return error(Code::invalid_argument, "--prefill-mode macro has no effect with --no-overlap");
+        return error(Code::invalid_argument, "{} has no effect with {}", said("--prefill-mode"), said("--no-overlap"));
     }
     if (config.wave > 64) return error(Code::invalid_argument, "wave is {}, but must be at most 64", config.wave);
     if (config.token_trace.empty() && config.token_trace_at != Config().token_trace_at) {
-        return error(Code::invalid_argument, "--token-trace-at has no effect without --token-trace");
+        return error(Code::invalid_argument, "{} has no effect without --token-trace", said("--token-trace-at"));
     }
     return {};
 }

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -42,19 +43,33 @@ std::span<const Option> options();
 bool takes_free_text(std::string_view flag);
 const Option* find_option(std::string_view flag);
 
+// How each option was given, as a message repeats it: "--cache-mb 1", "SLUICE_CACHE_MB=1". What stands later replaces
+// what was before.
+class Given {
+  public:
+    void put(const Option& option, std::string text);
+    // "--flag value" for what a program has set.
+    [[nodiscard]] std::string text(std::string_view flag, const Config& config) const;
+
+  private:
+    std::vector<std::pair<const Option*, std::string>> texts_;
+};
+
 // Takes our options out of a command line ("--flag value" and "--flag=value") and leaves the rest, in order, in
 // `arguments`. Everything after "--" is left alone, and so are the values of stock options that may be any text.
 // `taken`, if given, gets (variable, value) for each, for a process that is to run with the same options. An option
-// that means nothing in `place` is an error.
+// that means nothing in `place` is an error, and so are a switch and its opposite in one command line. Over variables
+// flags win.
 using TakenOptions = std::vector<std::pair<std::string, std::string>>;
-Status take_options(Config& config, std::vector<std::string>& arguments, Place place, TakenOptions* taken = nullptr);
+Status take_options(Config& config, std::vector<std::string>& arguments, Place place, TakenOptions* taken = nullptr,
+                    Given* given = nullptr);
 
 // `environment` as in environ. A SLUICE_ variable that is neither an option nor one of the set-up's is an error, and so
-// is one that means nothing in `place`.
-Status read_environment(Config& config, const char* const* environment, Place place);
+// is one that means nothing in `place`, and variables of a switch and its opposite that contradict each other.
+Status read_environment(Config& config, const char* const* environment, Place place, Given* given = nullptr);
 
-// Checks what single values cannot: ranges and combinations.
-Status validate(const Config& config);
+// Checks what single values cannot: ranges and combinations. `given` is for messages.
+Status validate(const Config& config, const Given& given = {});
 
 // Settings that mean nothing in `place` are errors.
 Status check_place(const Config& config, Place place);

@@ -25,8 +25,9 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
         return nullptr;
     }
     sluice::Config config;
-    sluice::Status status = sluice::backend::read_environment(config, environ, sluice::backend::Place::library);
-    if (status.ok()) status = sluice::backend::validate(config);
+    sluice::backend::Given given;
+    sluice::Status status = sluice::backend::read_environment(config, environ, sluice::backend::Place::library, &given);
+    if (status.ok()) status = sluice::backend::validate(config, given);
     if (status.ok()) status = sluice::backend::check_own_host_flags();
     if (status.ok()) status = sluice::backend::start_recording(config);
     if (status.ok()) {

@@ -180,8 +180,11 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config, cons
     const backend::Place place = place_of(command);
     backend::set_host(
         {.place = place, .program = std::string("sluice ") + command, .whole_loop = place == backend::Place::run});
-    if (Status s = backend::read_environment(config, environ, place); !s.ok()) return s;
-    if (Status s = backend::take_options(config, arguments, place, taken); !s.ok()) return s;
+    backend::Given given;
+    if (Status s = backend::read_environment(config, environ, place, &given); !s.ok()) return s;
+    if (Status s = backend::take_options(config, arguments, place, taken, &given); !s.ok()) return s;
+    // Here, where it is known how each value was given.
+    if (Status s = backend::validate(config, given); !s.ok()) return s;
     // The plug-in named for stock tools would be a second copy of what this program already contains.
     if (const char* plugin = std::getenv("GGML_BACKEND_PATH");
         plugin != nullptr && std::strstr(plugin, "ggml-sluice") != nullptr) {

@@ -1,9 +1,11 @@
 #include "backend/options.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "backend/host_flags.h"
 #include "base/bytes.h"
@@ -203,6 +205,90 @@ TEST(Options, TheEnvironmentIsReadAndItsMistakesAreErrors) {
         const Status s = read_environment(config, bad, Place::library);
         EXPECT_FALSE(s.ok()) << entry;
         EXPECT_NE(s.message().find("SLUICE_"), std::string::npos);
+    }
+}
+
+// Variables, then flags, then what cannot be combined: as a program does it.
+Status all(std::vector<const char*> variables, std::vector<std::string> flags, Config& config,
+           TakenOptions* taken = nullptr) {
+    variables.push_back(nullptr);
+    Given given;
+    if (Status s = read_environment(config, variables.data(), Place::run, &given); !s.ok()) return s;
+    if (Status s = take_options(config, flags, Place::run, taken, &given); !s.ok()) return s;
+    return validate(config, given);
+}
+
+TEST(Options, MessagesSayWhatWasGivenAndWhere) {
+    const auto says = [](std::vector<const char*> variables, std::vector<std::string> flags,
+                         const std::string& wanted) {
+        Config config;
+        const Status s = all(std::move(variables), std::move(flags), config);
+        EXPECT_FALSE(s.ok()) << wanted;
+        EXPECT_NE(s.message().find(wanted), std::string::npos) << s.message();
+    };
+    says({"SLUICE_CACHE_MB=1"}, {"--cache-floor-mb", "2"},
+         "SLUICE_CACHE_MB=1 is the size of the cache, so --cache-floor-mb 2 has no effect");
+    says({"SLUICE_CACHE_CEIL_MB=3"}, {"--cache-mb=1G"},
+         "--cache-mb 1G is the size of the cache, so SLUICE_CACHE_CEIL_MB=3");
+    says({"SLUICE_CACHE_MB=5"}, {"--cache-mb", "1", "--cache-floor-mb", "2"}, "--cache-mb 1 is the size");
+    says({"SLUICE_CACHE_FLOOR_MB=9"}, {"--cache-ceil-mb", "8"},
+         "SLUICE_CACHE_FLOOR_MB=9 is more than --cache-ceil-mb 8");
+    says({"SLUICE_RAM=2G"}, {"--cache-mb", "3G"}, "SLUICE_RAM=2G is for the whole process");
+    says({"SLUICE_CACHE_FLOOR_MB=3G"}, {"--ram", "2G"}, "of SLUICE_CACHE_FLOOR_MB=3G alone");
+    says({"SLUICE_OVERLAP=0"}, {"--wave", "3"}, "--wave 3 has no effect with SLUICE_OVERLAP=0");
+    says({"SLUICE_NO_OVERLAP=1", "SLUICE_WAVE=3"}, {}, "SLUICE_WAVE=3 has no effect with SLUICE_NO_OVERLAP=1");
+    says({"SLUICE_OVERLAP=1"}, {"--no-overlap", "--prefill-mode", "macro"},
+         "--prefill-mode macro has no effect with --no-overlap");
+    says({"SLUICE_TOKEN_TRACE_AT=3"}, {}, "SLUICE_TOKEN_TRACE_AT=3 has no effect");
+    Config config;
+    config.overlap = false;
+    config.wave = 2;
+    EXPECT_NE(validate(config).message().find("--wave 2 has no effect with --no-overlap"), std::string::npos)
+        << "a program's own settings are called by their flags";
+}
+
+TEST(Options, ASwitchAndItsOppositeMustAgreeAndFlagsWinOverVariables) {
+    const std::vector<std::vector<const char*>> bad_variables{{"SLUICE_OVERLAP=1", "SLUICE_NO_OVERLAP=1"},
+                                                              {"SLUICE_NO_OVERLAP=on", "SLUICE_OVERLAP=on"},
+                                                              {"SLUICE_OVERLAP=0", "SLUICE_NO_OVERLAP=0"},
+                                                              {"SLUICE_NO_OVERLAP=0", "SLUICE_OVERLAP=off"}};
+    for (const auto& variables : bad_variables) {
+        Config config;
+        const Status s = all(variables, {}, config);
+        ASSERT_FALSE(s.ok()) << variables[0];
+        EXPECT_NE(s.message().find(fmt::format("contradicts {}", variables[0])), std::string::npos) << s.message();
+    }
+    for (const std::vector<std::string>& flags :
+         {std::vector<std::string>{"--overlap", "--no-overlap"}, {"--no-overlap", "--overlap"}}) {
+        Config config;
+        const Status s = all({}, flags, config);
+        ASSERT_FALSE(s.ok()) << flags[0];
+        EXPECT_NE(s.message().find("contradicts " + flags[0]), std::string::npos) << s.message();
+    }
+    for (const auto& [variables, flags, overlap] :
+         std::vector<std::tuple<std::vector<const char*>, std::vector<std::string>, bool>>{
+             {{"SLUICE_OVERLAP=0", "SLUICE_NO_OVERLAP=1"}, {}, false},
+             {{"SLUICE_NO_OVERLAP=0", "SLUICE_OVERLAP=1"}, {}, true},
+             {{"SLUICE_NO_OVERLAP=1"}, {"--overlap", "--overlap"}, true},
+             {{"SLUICE_OVERLAP=0"}, {"--overlap"}, true},
+             {{"SLUICE_OVERLAP=1"}, {"--no-overlap"}, false}}) {
+        Config config;
+        TakenOptions taken;
+        const Status s = all(variables, flags, config, &taken);
+        ASSERT_TRUE(s.ok()) << s.message();
+        EXPECT_EQ(config.overlap, overlap) << variables[0];
+        // A child that gets the variables, and the flags in variables, is told the same.
+        std::map<std::string, std::string> environment;
+        for (const std::string entry : variables)
+            environment[entry.substr(0, entry.find('='))] = entry.substr(entry.find('=') + 1);
+        for (const auto& [variable, value] : taken) environment[variable] = value;
+        std::vector<std::string> entries;
+        for (const auto& [variable, value] : environment) entries.push_back(variable + "=" + value);
+        std::vector<const char*> of_child;
+        for (const std::string& entry : entries) of_child.push_back(entry.c_str());
+        Config child;
+        EXPECT_TRUE(all(of_child, {}, child).ok()) << variables[0];
+        EXPECT_EQ(child.overlap, overlap) << variables[0];
     }
 }
 
