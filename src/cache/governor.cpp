@@ -43,6 +43,15 @@ uint64_t Governor::step() const {
     return std::max<uint64_t>(32 * MiB, limit() / 8);
 }
 
+// Where next to nothing is free, what lacks is more than can be seen, and who takes it may be fast: each step is twice
+// the one before it then, until there is some.
+uint64_t Governor::drop(const Readings& now, uint64_t seen) {
+    const bool again = taken_ > 0 && has_gone_down_ && now.now - went_down_ < kOneEvent;
+    const bool nothing = less(now.free.value_or(0), now.pending) < options_.reserve / 8;
+    taken_ = again && nothing ? std::max(seen, plus(taken_, taken_)) : seen;
+    return taken_;
+}
+
 void Governor::freeze(Nanos now) {
     if (!has_gone_down_ || now - went_down_ >= kForget) {
         wait_ = options_.patience;
@@ -74,8 +83,9 @@ Governor::Decision Governor::look(const Readings& now, uint64_t held) {
     if (held > tight.bytes) {
         const Room wanted = room(now, held, 1);
         if (wanted.bytes >= before) return {};  // on its way there
-        freeze(now.now);
         own_ = wanted.bytes;
+        if (tight.cause == Cause::free) own_ = std::max(options_.floor, less(held, drop(now, held - wanted.bytes)));
+        freeze(now.now);
         return {Change::down, tight.cause};
     }
     if (tight.below_floor && held > 0) return {Change::stuck, tight.cause};

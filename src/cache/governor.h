@@ -77,13 +77,15 @@ class Governor {
     [[nodiscard]] Room room(const Readings& now, uint64_t held, unsigned part) const;
     [[nodiscard]] bool pressed(const Readings& now) const;
     [[nodiscard]] uint64_t step() const;
+    uint64_t drop(const Readings& now, uint64_t seen);
     void freeze(Nanos now);
 
     Options options_;
     std::optional<uint64_t> told_;
-    std::optional<uint64_t> own_;       // the limit that it has set itself: it went down, or denied something
-    Nanos wait_ = 0;                    // before the next step up
-    Nanos went_down_ = 0;               // last
+    std::optional<uint64_t> own_;  // the limit that it has set itself: it went down, or denied something
+    Nanos wait_ = 0;               // before the next step up
+    uint64_t taken_ = 0;           // by the last step down for want of free memory
+    Nanos went_down_ = 0;          // last
     bool has_gone_down_ = false;
     std::optional<Nanos> roomy_since_;  // there has been memory to grow into
 };

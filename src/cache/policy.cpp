@@ -224,10 +224,14 @@ void Order::sink(Group& group, uint32_t place, RecordId record) {
 }
 
 void Order::add(RecordId record, bool came) {
-    assert(place_[record] == kNowhere);
     if (came && policy_ == Policy::age_count) uses_[record] = used_now(record) ? 1 : 0;
+    note_rest(record);
+    add_late(record);
+}
+
+void Order::add_late(RecordId record) {
+    assert(place_[record] == kNowhere);
     Group& group = groups_[group_of(record)];
-    released_[record] = ++releases_;
     key_[record] = key(record);
     group.heap.push_back(record);
     rise(group, static_cast<uint32_t>(group.heap.size() - 1), record);

@@ -72,6 +72,10 @@ class Order {
 
     // The record may go; it is in no order yet. `came`: it was given its slot since it was last here.
     void add(RecordId record, bool came);
+    // The same for one that note_rest() was told of: its place among equals is by that, and not by this call.
+    void add_late(RecordId record);
+    // Nobody holds the record any more, though it need not go: remembers when.
+    void note_rest(RecordId record) { released_[record] = ++releases_; }
     // It may not.
     void remove(RecordId record);
     [[nodiscard]] bool has(RecordId record) const { return place_[record] != kNowhere; }

@@ -89,8 +89,12 @@ void SlotCache::unlink(List& list, SlotId s) {
 // A slot without a lease waits for its record to be wanted again, or to be given away.
 void SlotCache::begin_rest(Class& cls, SlotId s) {
     if (!slots_[s].guest) {
-        // In a complete class nobody ever has to go, so nothing is kept in order there.
-        if (!cls.complete) order_.add(slots_[s].record, std::exchange(slots_[s].fresh, false));
+        // In a complete class nobody has to go, so nothing is kept in order there before the cap falls.
+        if (cls.complete) {
+            order_.note_rest(slots_[s].record);
+        } else {
+            order_.add(slots_[s].record, std::exchange(slots_[s].fresh, false));
+        }
         return;
     }
     push_back(cls.guests, s);
@@ -155,7 +159,10 @@ void SlotCache::put_empty(Class& cls, SlotId s) {
 void SlotCache::give_up_homes(Class& cls) {
     cls.complete = false;
     for (SlotId s = cls.first; s < cls.first + cls.n_slots; ++s) {
-        if (slots_[s].record != kNoRecord && slots_[s].leases == 0) begin_rest(cls, s);
+        if (slots_[s].record == kNoRecord) continue;
+        // It has been here all along, and its uses count.
+        slots_[s].fresh = false;
+        if (slots_[s].leases == 0 && !slots_[s].guest) order_.add_late(slots_[s].record);
     }
 }
 

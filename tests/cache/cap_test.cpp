@@ -76,6 +76,27 @@ TEST(Cap, AnEmptySlotIsClosedToo) {
     EXPECT_EQ(closed(cache), std::vector<SlotId>{7});
 }
 
+// While every record had its slot nobody had to go; who goes first is known all the same when the cap falls.
+TEST(Cap, TheOrderOfUseIsKnownWhenTheCapFallsFirst) {
+    for (const Policy policy : {Policy::lru, Policy::reuse, Policy::age_count}) {
+        SlotCache cache = make_cache(8, 8, policy);
+        const auto use = [&](RecordId r) {
+            cache.visit(0);
+            cache.use(r);
+            touch(cache, r);
+        };
+        for (const RecordId r : {0, 1, 2, 3, 4, 5, 6, 7, 0, 0, 2, 2}) use(r);
+        ASSERT_TRUE(cache.class_is_complete(0));
+        cache.set_cap(0, 4);
+        use(7);
+        EXPECT_EQ(cache.find(1), kNoSlot) << name_of(policy) << ": used longest ago, and once";
+        use(6);
+        EXPECT_EQ(cache.find(3), kNoSlot) << name_of(policy);
+        EXPECT_NE(cache.find(0), kNoSlot) << name_of(policy);
+        EXPECT_NE(cache.find(2), kNoSlot) << name_of(policy);
+    }
+}
+
 // In the middle of a layer: what is leased stays, others go for it, and only what leases alone hold is over the cap.
 TEST(Cap, LeasedSlotsStayUntilTheirLeasesEnd) {
     SlotCache cache = make_cache(20, 8);
