@@ -127,7 +127,12 @@ cache::SharedBudget& budget_for(const Config& config) {
     p.config = config;
     p.room = machine::read_memory_room("");
     const bool told = config.ram_bytes || config.cache_bytes;
-    p.reserve = cache::reserve_of(p.room, told);
+    // Of what is free once llama.cpp's buffers are touched.
+    machine::MemoryRoom left = p.room;
+    const uint64_t pending = host_buffers().untouched;
+    if (left.available) *left.available -= std::min(*left.available, pending);
+    if (left.cgroup_limit) left.cgroup_used = left.cgroup_used.value_or(0) + pending;
+    p.reserve = cache::reserve_of(left, told);
     p.margin = config.ram_bytes ? cache::process_margin(*config.ram_bytes) : 0;
     cache::Governor::Options o;
     o.ram = config.ram_bytes;

@@ -25,20 +25,20 @@ uint64_t reserve_of(const machine::MemoryRoom& room, bool told) {
     const std::optional<uint64_t> free = room.free();
     const uint64_t usual =
         std::clamp(free.value_or(0) / r.part, limited_by_group(room) ? r.least_in_group : r.least, r.most);
-    // Where there is hardly any, experts get half of it.
-    return free ? std::min(usual, *free / 2) : usual;
+    // Where there is hardly any, experts get most of it: a cache of a few experts reads all of them for every token.
+    return free ? std::min(usual, *free / 4) : usual;
 }
 
-AutoBudget choose_budget(const machine::MemoryRoom& room, uint64_t least, uint64_t full) {
+AutoBudget choose_budget(const machine::MemoryRoom& room, bool told, uint64_t least, uint64_t full) {
     const std::optional<uint64_t> free = room.free();
     if (!free) return {std::min(full, std::max(least, GiB)), "the amount of free memory is unknown"};
-    const uint64_t reserve = reserve_of(room, false);
+    const uint64_t reserve = reserve_of(room, told);
     const uint64_t usable = *free - std::min(*free, reserve);
     if (usable >= full) {
         return {full, "all experts fit"};
     }
-    return {std::max(usable, least), std::string(limited_by_group(room) ? "room in the memory cgroup" : "free memory") + " " +
-                                         human_bytes(*free) + " less a reserve of " + human_bytes(reserve)};
+    return {std::max(usable, least), std::string(limited_by_group(room) ? "room in the memory cgroup" : "free memory") +
+                                         " " + human_bytes(*free) + " less a reserve of " + human_bytes(reserve)};
 }
 
 }  // namespace sluice::cache

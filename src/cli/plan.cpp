@@ -33,7 +33,6 @@ constexpr Nanos kForEachType = 150'000'000;
 
 struct Asked {
     bool json = false;
-    std::optional<uint64_t> ram;  // for the whole process
     Config config;
     std::vector<std::string> rest;  // for llama.cpp
 };
@@ -45,27 +44,15 @@ Result<Asked> parse(std::vector<std::string> arguments) {
     if (Status s = backend::take_options(asked.config, arguments, backend::Place::run); !s.ok()) return s;
     for (size_t i = 0; i < arguments.size(); ++i) {
         std::string& a = arguments[i];
-        const bool more = i + 1 < arguments.size();
         if (a == "--json") {
             asked.json = true;
-        } else if (a == "--ram" && more) {
-            const std::string text = arguments[++i];
-            if (text == "auto") continue;
-            asked.ram = parse_bytes(text, MiB);
-            if (!asked.ram || *asked.ram == 0)
-                return error(Code::invalid_argument, "--ram: \"{}\" is not a size: auto, or as in 8G", text);
-        } else if (a == "--ram") {
-            return error(Code::invalid_argument, "--ram needs a value: N|auto");
         } else if (i == 0 && !a.starts_with('-')) {
             asked.rest.insert(asked.rest.end(), {"-m", a});
         } else {
             asked.rest.push_back(a);
         }
     }
-    if (asked.ram && asked.config.cache_bytes) {
-        return error(Code::invalid_argument,
-                     "--ram is for everything and --cache-mb for experts: one of them is enough");
-    }
+    if (Status s = backend::validate(asked.config); !s.ok()) return s;
     if (!names_model(asked.rest)) return error(Code::invalid_argument, "which model? sluice plan MODEL");
     return asked;
 }
@@ -109,6 +96,12 @@ std::vector<uint64_t> other_caches(const plan::Report& r) {
     return sizes;
 }
 
+// As options read it: whole mebibytes, or kibibytes.
+std::string size_text(uint64_t bytes) {
+    return bytes >= MiB && bytes % MiB == 0 ? fmt::format("{}", bytes / MiB)
+                                            : fmt::format("{}K", (bytes + KiB - 1) / KiB);
+}
+
 std::string command_for(const Asked& asked, const plan::Report& r, bool all_fit) {
     std::string out = "sluice run";
     std::vector<std::string> words = asked.rest;
@@ -120,38 +113,55 @@ std::string command_for(const Asked& asked, const plan::Report& r, bool all_fit)
     const bool prompt = has({"-p", "--prompt", "-f", "--file"});
     if (!has({"-t", "--threads"})) words.insert(words.end(), {"-t", fmt::format("{}", r.setting.threads)});
     for (const std::string& w : words) out += " " + plan::quoted_for_shell(w);
-    const uint64_t mib = all_fit ? (r.cache + MiB - 1) / MiB : r.cache / MiB;
-    out += mib > 0 ? fmt::format(" --cache-mb {}", mib) : fmt::format(" --cache-mb {}K", (r.cache + KiB - 1) / KiB);
+    // What was told is told again; what was chosen is named, so that the run is the one that was planned.
+    const Config& c = asked.config;
+    if (c.ram_bytes) out += " --ram " + size_text(*c.ram_bytes);
+    if (c.cache_floor_bytes) out += " --cache-floor-mb " + size_text(*c.cache_floor_bytes);
+    if (c.cache_ceil_bytes) out += " --cache-ceil-mb " + size_text(*c.cache_ceil_bytes);
+    const uint64_t whole = r.cache >= MiB ? align_down(r.cache, MiB) : r.cache;
+    if (c.cache_bytes || !(c.ram_bytes || c.cache_floor_bytes || c.cache_ceil_bytes))
+        out += " --cache-mb " + size_text(c.cache_bytes ? *c.cache_bytes : all_fit ? align_up(r.cache, MiB) : whole);
     return prompt ? out : out + " -p 'your prompt'";
 }
 
-// How much the cache gets, and why.
+// How much the cache gets, and why: as the program chooses when its first token runs (backend/process_memory.cpp), with
+// what everything else is going to take instead of what it takes.
 Status choose_cache(plan::Report& r, const Asked& asked) {
+    const Config& c = asked.config;
     machine::MemoryRoom room = machine::read_memory_room("");
+    const uint64_t rest = r.need.total();
     r.free = room.free();
-    r.ram = asked.ram;
-    if (asked.config.cache_bytes) {
-        r.cache = std::min(*asked.config.cache_bytes, r.full_cache);
-        r.cache_why = *asked.config.cache_bytes >= r.full_cache ? "all experts fit" : "as told";
-    } else if (asked.ram) {
-        const auto left = cache::room_for_experts(r.need, *asked.ram, r.least_cache, r.full_cache);
+    r.ram = c.ram_bytes;
+    const uint64_t full = r.full_cache;
+    const uint64_t most = std::min(full, c.cache_bytes.value_or(c.cache_ceil_bytes.value_or(full)));
+    const uint64_t least =
+        c.cache_bytes ? most : std::max(r.least_cache, std::min(most, c.cache_floor_bytes.value_or(0)));
+    r.cache = std::max(most, least);
+    r.cache_why = r.cache == full ? "all experts fit" : c.cache_bytes ? "as told" : "the ceiling";
+    if (c.ram_bytes) {
+        const auto left = cache::room_for_experts(r.need, *c.ram_bytes, least, full);
         if (!left.ok()) return left.status();
-        r.cache = *left;
-        r.cache_why = r.cache == r.full_cache ? "all experts fit" : "what the rest leaves of --ram";
-    } else {
-        const uint64_t rest = r.need.total();
-        if (r.free && (*r.free < rest || *r.free - rest < r.least_cache)) {
-            return error(Code::no_memory,
-                         "{} are free now, which is too little: {} = {}, and the cache needs at least {}; a shorter "
-                         "context (-c) or smaller batches (-ub) take less",
-                         human_bytes(*r.free), r.need.text(), human_bytes(rest), human_bytes(r.least_cache));
+        if (*left < r.cache) {
+            r.cache = *left;
+            r.cache_why = "what the rest leaves of --ram";
         }
+    }
+    if (!c.cache_bytes && !c.ram_bytes && r.free && (*r.free < rest || *r.free - rest < least)) {
+        return error(
+            Code::no_memory,
+            "{} are free now, which is too little: {} = {}, and the cache needs at least {}; a shorter context "
+            "(-c) or smaller batches (-ub) take less",
+            human_bytes(*r.free), r.need.text(), human_bytes(rest), human_bytes(least));
+    }
+    if (!c.cache_bytes) {
         // What is free once all else is there.
         if (room.available) *room.available -= std::min(*room.available, rest);
         if (room.cgroup_limit) room.cgroup_used = room.cgroup_used.value_or(0) + rest;
-        const cache::AutoBudget chosen = cache::choose_budget(room, r.least_cache, r.full_cache);
-        r.cache = chosen.bytes;
-        r.cache_why = chosen.why;
+        const cache::AutoBudget chosen = cache::choose_budget(room, c.ram_bytes.has_value(), least, full);
+        if (chosen.bytes < r.cache) {
+            r.cache = chosen.bytes;
+            r.cache_why = chosen.why;
+        }
     }
     if (r.free && r.together() > *r.free) {
         r.notes.push_back(

@@ -135,7 +135,8 @@ fails_saying "plan with a missing model" 1 "$work/none.gguf" "$sluice" plan "$wo
 fails_saying "plan with no model" 2 "which model" "$sluice" plan
 fails_saying "plan with a wrong argument" 2 "--frobnicate" "$sluice" plan "$model" --frobnicate
 fails_saying "plan with memory that is none" 2 "is not a size" env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram much
-fails_saying "plan with two sizes" 2 "one of them is enough" "$sluice" plan "$model" --ram 1G --cache-mb 3
+fails_saying "plan with two sizes" 2 "give one or the other" "$sluice" plan "$model" --cache-mb 3 --cache-ceil-mb 4
+fails_saying "plan with more for experts than for all" 2 "is for the whole process" "$sluice" plan "$model" --ram 1G --cache-mb 1G
 fails_saying "plan with a cache below one expert" 1 "cannot hold a single expert" "$sluice" plan "$model" --cache-mb 0.001
 fails_saying "plan with too little memory, with the arithmetic" 1 "leave too little for experts" env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram 20M
 fails_saying "doctor with a wrong argument" 2 "--frobnicate" "$sluice" doctor "$model" --frobnicate
@@ -202,6 +203,19 @@ for ram in 1G "1G -c 4096"; do
     env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram $ram --json >"$work/ram.json" 2>/dev/null
     check "a plan for --ram $ram stays within" python3 -c 'import json,sys; assert json.load(sys.stdin)["memory"]["total_bytes"] <= 1 << 30' <"$work/ram.json"
 done
+# The program measures what the plan estimates, so the two need not be equal; but one must be true.
+env -u SLUICE_CACHE_MB "$sluice" plan "$model" "${planned[@]}" --ram 78M >"$work/ram.txt"
+check "the command of a plan with --ram has it" grep -q "^run it: .* --ram 78\( \|$\)" "$work/ram.txt"
+check "and no other size" bash -c '! grep -q "^run it: .*--cache" "$0"' "$work/ram.txt"
+env -u SLUICE_CACHE_MB "$sluice" plan "$model" "${planned[@]}" --ram 78M --json >"$work/ram.json"
+sed -n 's/^run it: sluice/exec "$0"/p' "$work/ram.txt" >"$work/planned.sh"
+check "it runs" env -u SLUICE_CACHE_MB bash -c "$(cat "$work/planned.sh") --record $work/ram.jsonl" "$sluice"
+check "with no fewer experts than planned" python3 -c '
+import json, sys
+planned = json.load(open(sys.argv[1]))["memory"]["cache_bytes"]
+had = [r["bytes"] for r in map(json.loads, open(sys.argv[2])) if r.get("kind") == "cache"][-1]
+assert had >= planned > 0, (had, planned)
+' "$work/ram.json" "$work/ram.jsonl"
 "$sluice" plan "$model" "${planned[@]}" | sed -n 's/^run it: sluice/exec "$0"/p' >"$work/planned.sh"
 check "the command runs" bash -c "$(cat "$work/planned.sh")" "$sluice"
 : >"$SLUICE_CACHE_DIR/file"
