@@ -39,12 +39,12 @@ struct Buffers {
 struct Process {
     std::mutex mutex;
     std::unique_ptr<cache::SharedBudget> budget;
-    Config config;                        // that it was made from
-    std::optional<uint64_t> told_limit;   // by set_experts_limit()
+    Config config;                       // that it was made from
+    std::optional<uint64_t> told_limit;  // by set_experts_limit()
     std::atomic<int> models{0};
-    uint64_t least = 0;                   // that experts of these need together
-    std::optional<uint64_t> ram;          // for the process, as the newest model says
-    machine::MemoryRoom room;  // then
+    uint64_t least = 0;           // that experts of these need together
+    std::optional<uint64_t> ram;  // for the process, as the newest model says
+    machine::MemoryRoom room;     // then
     uint64_t reserve = 0;
     uint64_t margin = 0;
     machine::UsageReader usage;
@@ -193,27 +193,29 @@ Result<Joined> join_budget(const Config& config, uint64_t least, uint64_t most, 
     const uint64_t wanted = fixed ? most : std::max(least, std::min(most, c.cache_floor_bytes.value_or(0)));
     const uint64_t kept = others + now.pending + p.margin;
     if (c.ram_bytes && kept + held + wanted > *c.ram_bytes && (fixed || found.below_floor)) {
-        return error(Code::no_memory,
-                     "--ram {} is too little: the process takes {} without experts, is going to touch {} more, keeps {} "
-                     "unused, and experts need at least {}{}: that is {:.0f} MiB. Give that much, a shorter context "
-                     "(-c) or smaller batches (-ub)",
-                     human_bytes(*c.ram_bytes), human_bytes(others), human_bytes(now.pending), human_bytes(p.margin),
-                     human_bytes(wanted), held > 0 ? " besides those of the models that are loaded" : "",
-                     to_mib(align_up(kept + held + wanted, MiB)));
+        return error(
+            Code::no_memory,
+            "--ram {} is too little: the process takes {} without experts, is going to touch {} more, keeps {} "
+            "unused, and experts need at least {}{}: that is {:.0f} MiB. Give that much, a shorter context "
+            "(-c) or smaller batches (-ub)",
+            human_bytes(*c.ram_bytes), human_bytes(others), human_bytes(now.pending), human_bytes(p.margin),
+            human_bytes(wanted), held > 0 ? " besides those of the models that are loaded" : "",
+            to_mib(align_up(kept + held + wanted, MiB)));
     }
     if (found.below_floor && found.cause == cache::Governor::Cause::free) {
-        log(LogLevel::warn, "less memory is free than experts need at least ({}): the machine may swap, or end a process",
+        log(LogLevel::warn,
+            "less memory is free than experts need at least ({}): the machine may swap, or end a process",
             human_bytes(wanted));
     }
-    return Joined{std::move(share), why_of(found, c, told && most == c.cache_bytes, !told || most < *c.cache_bytes)};
+    return Joined{std::move(share), why_of(found, c, told && most == c.cache_bytes,
+                                           told ? most < *c.cache_bytes : c.cache_ceil_bytes.value_or(most) >= most)};
 }
 
 Status check_model_fits(const Config& config, uint64_t dense, uint64_t header_bytes, uint64_t least, uint64_t full) {
     const cache::ProcessNeed need{
         .dense = dense, .context = 0, .compute = 0, .program = cache::program_need(header_bytes, 0)};
-    const uint64_t wanted =
-        config.cache_bytes ? std::min(*config.cache_bytes, full)
-                           : std::min(full, std::max(least, config.cache_floor_bytes.value_or(0)));
+    const uint64_t wanted = config.cache_bytes ? std::min(*config.cache_bytes, full)
+                                               : std::min(full, std::max(least, config.cache_floor_bytes.value_or(0)));
     {
         Process& p = process();
         const std::lock_guard<std::mutex> lock(p.mutex);
@@ -296,7 +298,8 @@ bool admit_buffer(size_t bytes) {
     const uint64_t needed = soon + least + cache::reserve_of(room, true) / 2;
     if (!now.free || needed <= *now.free + held) return true;
     log(LogLevel::error,
-        "llama.cpp wants a buffer of {}, is going to touch {} that it has, and experts need at least {}: with a reserve "
+        "llama.cpp wants a buffer of {}, is going to touch {} that it has, and experts need at least {}: with a "
+        "reserve "
         "that is {}, but there are only {} ({}). Give a shorter context (-c), smaller batches (-ub), or more memory",
         human_bytes(bytes), human_bytes(now.pending), human_bytes(least), human_bytes(needed),
         human_bytes(*now.free + held), where(room));
@@ -364,7 +367,8 @@ void set_experts_limit(std::optional<uint64_t> bytes) {
 void halve_experts() {
     with_budget([](cache::SharedBudget& b) {
         const uint64_t held = b.held();
-        const uint64_t half = (held > 0 ? std::min(held, b.limit()) : b.limit()) / 2;
+        if (b.shares() == 0) return;
+        const uint64_t half = std::max(process().least, (held > 0 ? std::min(held, b.limit()) : b.limit()) / 2);
         log(LogLevel::info, "memory: experts go down to {}, as told", human_bytes(half));
         process().told_limit = half;
         b.set_limit(half);

@@ -43,6 +43,11 @@ uint64_t Governor::step() const {
     return std::max<uint64_t>(32 * MiB, limit() / 8);
 }
 
+// A small cache comes back, too.
+uint64_t Governor::least_step() const {
+    return std::min(step(), std::max<uint64_t>(MiB, limit() / 8));
+}
+
 // Where next to nothing is free, what lacks is more than can be seen, and who takes it may be fast: each step is twice
 // the one before it then, until there is some.
 uint64_t Governor::drop(const Readings& now, uint64_t seen) {
@@ -101,7 +106,7 @@ Governor::Decision Governor::look(const Readings& now, uint64_t held) {
     if (!own_) return {};
     const uint64_t roomy = room(now, held, 1).bytes;
     const bool calm = !options_.heeds_pressure || now.pressure.value_or(0) < kCalm;
-    if (!calm || roomy < std::min(plus(*own_, step()), options_.ceiling)) {
+    if (!calm || roomy < std::min(plus(*own_, least_step()), options_.ceiling)) {
         roomy_since_.reset();
         return {};
     }
@@ -116,8 +121,10 @@ Governor::Decision Governor::look(const Readings& now, uint64_t held) {
 bool Governor::may_take(const Readings& now, uint64_t held, uint64_t bytes) {
     const uint64_t then = plus(held, bytes);
     if (then > limit()) return false;
-    if (then <= room(now, held, 1).bytes && !pressed(now)) return true;
-    own_ = std::max(held, options_.floor);
+    const uint64_t there = room(now, held, 1).bytes;
+    if (then <= there && !pressed(now)) return true;
+    // Less than was asked for may be there.
+    own_ = std::max({held, options_.floor, pressed(now) ? 0 : std::min(there, less(then, 1))});
     roomy_since_.reset();
     return false;
 }

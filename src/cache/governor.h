@@ -77,6 +77,7 @@ class Governor {
     [[nodiscard]] Room room(const Readings& now, uint64_t held, unsigned part) const;
     [[nodiscard]] bool pressed(const Readings& now) const;
     [[nodiscard]] uint64_t step() const;
+    [[nodiscard]] uint64_t least_step() const;
     uint64_t drop(const Readings& now, uint64_t seen);
     void freeze(Nanos now);
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
+
 namespace sluice::cache {
 
 BudgetShare::~BudgetShare() {
@@ -21,7 +23,7 @@ bool BudgetShare::may_take(uint64_t bytes) {
     const std::lock_guard<std::mutex> lock(budget_.mutex_);
     if (held() + bytes > limit_.load(std::memory_order_relaxed)) return false;
     const uint64_t before = budget_.governor_.limit();
-    if (budget_.governor_.may_take(budget_.read_(), budget_.held_locked(), bytes)) return true;
+    if (budget_.governor_.may_take(budget_.readings(), budget_.held_locked(), bytes)) return true;
     if (budget_.governor_.limit() < before) {
         budget_.divide();
         budget_.tell({Governor::Change::denied, Governor::Cause::none});
@@ -42,7 +44,7 @@ std::unique_ptr<BudgetShare> SharedBudget::join(uint64_t least, uint64_t most, G
     const std::lock_guard<std::mutex> lock(mutex_);
     shares_.push_back(share.get());
     divide();
-    const Governor::Room room = governor_.begin(read_(), held_locked());
+    const Governor::Room room = governor_.begin(readings(), held_locked());
     if (found != nullptr) *found = room;
     divide();
     return share;
@@ -50,7 +52,7 @@ std::unique_ptr<BudgetShare> SharedBudget::join(uint64_t least, uint64_t most, G
 
 bool SharedBudget::make_room(uint64_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    Readings now = read_();
+    Readings now = readings();
     now.pending = checked_add(now.pending, bytes).value_or(UINT64_MAX);
     const Governor::Room room = governor_.begin(now, held_locked());
     divide();
@@ -81,7 +83,7 @@ void SharedBudget::look_locked(Nanos now) {
     next_look_.store(now + kLookEvery, std::memory_order_relaxed);
     looks_.fetch_add(1, std::memory_order_relaxed);
     if (shares_.empty()) return;
-    const Governor::Decision decision = governor_.look(read_(), held_locked());
+    const Governor::Decision decision = governor_.look(readings(), held_locked());
     if (decision.change == Governor::Change::none) return;
     divide();
     tell(decision);
@@ -118,6 +120,16 @@ uint64_t SharedBudget::held_locked() const {
     uint64_t sum = 0;
     for (const BudgetShare* s : shares_) sum += s->held();
     return sum;
+}
+
+// What lies beside held slots is there for experts, not taken by anybody.
+Readings SharedBudget::readings() const {
+    Readings r = read_();
+    uint64_t beside = 0;
+    for (const BudgetShare* s : shares_) beside += s->beside_.load(std::memory_order_relaxed);
+    if (r.process) *r.process -= std::min(*r.process, beside);
+    if (r.free) *r.free = checked_add(*r.free, beside).value_or(UINT64_MAX);
+    return r;
 }
 
 uint64_t SharedBudget::limit() const {

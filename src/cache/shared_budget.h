@@ -31,6 +31,8 @@ class BudgetShare {
     // What it holds now.
     void holds(uint64_t bytes) { held_.store(bytes, std::memory_order_relaxed); }
     [[nodiscard]] uint64_t held() const { return held_.load(std::memory_order_relaxed); }
+    // Memory beside that, which it will hold later and which nobody else has.
+    void has_beside(uint64_t bytes) { beside_.store(bytes, std::memory_order_relaxed); }
     // Rises with every look at memory: what was denied may be asked for again.
     [[nodiscard]] uint64_t looks() const;
 
@@ -40,7 +42,7 @@ class BudgetShare {
     SharedBudget& budget_;
     uint64_t least_, most_;
     std::atomic<uint64_t> limit_{0};
-    std::atomic<uint64_t> held_{0};
+    std::atomic<uint64_t> held_{0}, beside_{0};
 };
 
 // Thread-safe.
@@ -80,6 +82,7 @@ class SharedBudget {
     void divide();
     void tell(Governor::Decision decision);
     [[nodiscard]] uint64_t held_locked() const;
+    [[nodiscard]] Readings readings() const;
 
     const Clock& clock_;
     Read read_;

@@ -155,9 +155,14 @@ void SlotCache::put_empty(Class& cls, SlotId s) {
     ++cls.n_empty;
 }
 
-// Not every record can have its own slot any more: from now on somebody may have to go.
-void SlotCache::give_up_homes(Class& cls) {
+// From now on somebody may have to go. Homes lie apart, and where pages are huge, memory between them may be there,
+// too.
+void SlotCache::give_up_homes(uint32_t c) {
+    Class& cls = classes_[c];
+    if (!cls.complete) return;
     cls.complete = false;
+    if (cls.touched == 0) return;
+    for (SlotId s = cls.spare.head; s != kNoSlot; s = slots_[s].next) list_closed(s);
     for (SlotId s = cls.first; s < cls.first + cls.n_slots; ++s) {
         if (slots_[s].record == kNoRecord) continue;
         // It has been here all along, and its uses count.
@@ -171,6 +176,10 @@ void SlotCache::close(Class& cls, SlotId s) {
     slots_[s].touched = false;
     --cls.touched;
     push_front(cls.spare, s);
+    list_closed(s);
+}
+
+void SlotCache::list_closed(SlotId s) {
     if (slots_[s].listed_closed) return;
     slots_[s].listed_closed = true;
     closed_.push_back(s);
@@ -180,7 +189,7 @@ void SlotCache::set_cap(uint32_t c, uint32_t n) {
     Class& cls = classes_[c];
     cls.cap = std::clamp(n, 1U, cls.n_slots);
     if (cls.touched <= cls.cap) return;
-    if (cls.complete) give_up_homes(cls);
+    give_up_homes(c);
     for (SlotId s = cls.first + cls.n_slots; s-- > cls.first && cls.touched > cls.cap;) {
         const Slot& slot = slots_[s];
         if (!slot.touched || slot.leases > 0) continue;
@@ -215,7 +224,7 @@ SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
     if (cls.complete) {
         const SlotId home = home_[record];
         if (slots_[home].touched || may_touch) return take_empty(cls, home);
-        give_up_homes(cls);
+        give_up_homes(static_cast<uint32_t>(&cls - classes_.data()));
     }
     if (cls.empty.head != kNoSlot) return take_empty(cls, cls.empty.head);
     if (may_touch && cls.spare.head != kNoSlot) return take_empty(cls, cls.spare.head);

@@ -100,9 +100,14 @@ class SlotCache {
         return classes_[c].touched - std::min(classes_[c].touched, classes_[c].cap);
     }
     [[nodiscard]] uint32_t n_slots(uint32_t c) const { return classes_[c].n_slots; }
+    // The class's records have no slots of their own any more: slots are taken from the first on, so that those in use
+    // lie together. For a class that will never have all its slots.
+    void give_up_homes(uint32_t c);
+    [[nodiscard]] bool is_touched(SlotId slot) const { return slots_[slot].touched; }
     // True if a lease for this record, which has no slot, would evict another although slots were never touched.
     [[nodiscard]] bool wants_higher_cap(RecordId record) const;
-    // Calls f(slot) for each slot that was closed since the last call and not taken again: its memory can be given
+    // Calls f(slot) for each slot that was closed since the last call and not taken again, or that
+    // lies between homes that were given up: its memory can be given
     // back.
     template <typename F>
     void take_closed(F&& f) {
@@ -172,7 +177,7 @@ class SlotCache {
     void end_rest(Class& cls, SlotId s);
     SlotId take_slot(Class& cls, RecordId record, Seat seat);
     SlotId take_empty(Class& cls, SlotId s);
-    void give_up_homes(Class& cls);
+    void list_closed(SlotId s);
     void put_empty(Class& cls, SlotId s);
     void close(Class& cls, SlotId s);
     void shrink_away(SlotId s);

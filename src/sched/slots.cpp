@@ -158,13 +158,45 @@ void Slots::set_limit(uint64_t bytes) {
     if (capped() > limit_) {
         for (uint32_t c = 0; c < caps_.size(); ++c) cache_.set_cap(c, std::min(caps_[c], cache_.cap(c)));
     }
+    for (uint32_t c = 0; c < caps_.size(); ++c) {
+        if (caps_[c] < layout_.classes[c].n_slots) cache_.give_up_homes(c);
+    }
     give_back();
+}
+
+// Only homes lie apart; other slots are taken side by side.
+uint64_t Slots::beside() const {
+    uint64_t sum = 0;
+    for (uint32_t c = 0; c < layout_.classes.size(); ++c) {
+        const cache::SizeClass& cls = layout_.classes[c];
+        if (!cache_.class_is_complete(c) || cache_.touched(c) == cls.n_slots) continue;
+        const auto begin = reinterpret_cast<uintptr_t>(arena_.data()) + cls.offset;
+        const uintptr_t end = begin + cls.n_slots * cls.slot_bytes;
+        uintptr_t covered = begin;  // up to here it is counted
+        uint64_t there = 0;
+        for (SlotId s = cls.first_slot; s < cls.first_slot + cls.n_slots; ++s) {
+            if (!cache_.is_touched(s)) continue;
+            const uintptr_t slot = begin + (s - cls.first_slot) * cls.slot_bytes;
+            const uintptr_t from = std::max<uintptr_t>(covered, align_down(slot, kHugePage));
+            const uintptr_t to = std::min<uintptr_t>(end, align_up(slot + cls.slot_bytes, kHugePage));
+            if (to <= from) continue;
+            there += to - from;
+            covered = to;
+        }
+        const uint64_t touched = cls.slot_bytes * cache_.touched(c);
+        sum += there - std::min(there, touched);
+    }
+    return sum;
 }
 
 void Slots::follow_share() {
     give_back();
     if (options_.share == nullptr) return;
     options_.share->holds(held());
+    if (const uint64_t looks = options_.share->looks(); looks != beside_at_) {
+        beside_at_ = looks;
+        options_.share->has_beside(beside());
+    }
     const uint64_t limit = options_.share->limit();
     if (limit == told_) return;
     told_ = limit;
@@ -178,12 +210,18 @@ void Slots::make_room(RecordId record) {
     const uint64_t each = layout_.classes[c].slot_bytes;
     const uint64_t left = limit_ - std::min(limit_, capped());
     const uint64_t most = std::min<uint64_t>(caps_[c] - std::min(caps_[c], cache_.cap(c)), left / each);
-    const auto n = static_cast<uint32_t>(std::min(most, std::max<uint64_t>(1, options_.slab / each)));
+    auto n = static_cast<uint32_t>(std::min(most, std::max<uint64_t>(1, options_.slab / each)));
     if (n == 0) return;
     options_.share->holds(held());
+    options_.share->has_beside(beside());
     if (!options_.share->may_take(n * each)) {
-        denied_ = options_.share->looks();
-        return;
+        // What there is instead is the limit now.
+        const uint64_t limit = options_.share->limit();
+        n = static_cast<uint32_t>(std::min<uint64_t>(n, (limit - std::min(limit, capped())) / each));
+        if (n == 0 || !options_.share->may_take(n * each)) {
+            denied_ = options_.share->looks();
+            return;
+        }
     }
     cache_.set_cap(c, cache_.cap(c) + n);
 }

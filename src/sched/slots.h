@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/ids.h"
 #include "base/memory.h"
 #include "base/status.h"
@@ -34,7 +35,7 @@ class Slots {
     // Large enough that a look at memory costs nothing beside the reads that fill it.
     static constexpr uint64_t kSlab = 32ULL << 20U;
     struct Options {
-        uint64_t budget = 0;     // bytes for slots, at most
+        uint64_t budget = 0;  // bytes for slots, at most
         // If given, it says how many of these may be in use. It outlives the slots.
         cache::BudgetShare* share = nullptr;
         // With a share, slots are taken into use in slabs of this, or one by one where they are larger.
@@ -92,6 +93,8 @@ class Slots {
     // Bytes of slots that cost memory.
     [[nodiscard]] uint64_t held() const;
     [[nodiscard]] uint64_t limit() const { return limit_; }
+    // Bytes that the kernel may have put beside held ones, because its pages are huge; later slots take them. O(slots).
+    [[nodiscard]] uint64_t beside() const;
     // Slots that the limit allows.
     [[nodiscard]] uint64_t within_limit() const;
     // The least limit with which each layer can be computed with at least one expert at a time.
@@ -111,6 +114,7 @@ class Slots {
     void pin() { pinned_ = true; }
 
     static constexpr size_t kStagingBuffers = 8;
+    static constexpr uint64_t kHugePage = 2 * MiB;
 
   private:
     Slots(const store::RecordStore& store, Options options, cache::Layout layout, cache::SlotCache cache)
@@ -125,9 +129,10 @@ class Slots {
     cache::Layout layout_;
     cache::SlotCache cache_;
     uint64_t limit_ = 0;
-    uint64_t told_ = 0;           // by the share, last
-    std::vector<uint32_t> caps_;  // by class, with the limit
+    uint64_t told_ = 0;               // by the share, last
+    std::vector<uint32_t> caps_;      // by class, with the limit
     std::optional<uint64_t> denied_;  // memory was denied, in this look of the share's
+    uint64_t beside_at_ = 0;          // look of the share's at which it was told
     bool pinned_ = false;
     Region arena_;
     Region staging_region_;

@@ -87,6 +87,22 @@ TEST(Governor, TheProcessStaysWithinItsNumber) {
     EXPECT_LE(run.machine.process + run.held, 3 * GiB - 64 * MiB);
 }
 
+// A slab that does not fit whole: the rest may still be taken, and a cache of a few megabytes comes back, too.
+TEST(Governor, WhatIsDeniedLeavesWhatThereIs) {
+    Simulated s({.ram = 1 * GiB + 40 * MiB, .margin = 8 * MiB});
+    s.held = 4 * MiB;
+    EXPECT_FALSE(s.governor.may_take(s.machine.read(s.held), s.held, 32 * MiB));
+    EXPECT_EQ(s.governor.limit(), 32 * MiB);
+    EXPECT_TRUE(s.governor.may_take(s.machine.read(s.held), s.held, 28 * MiB));
+    s.held = 8 * MiB;
+    s.machine.process += 20 * MiB;
+    EXPECT_FALSE(s.governor.may_take(s.machine.read(s.held), s.held, 24 * MiB));
+    EXPECT_EQ(s.governor.limit(), 12 * MiB);
+    s.machine.process -= 20 * MiB;
+    s.seconds(60);
+    EXPECT_GE(s.governor.limit(), 32 * MiB);
+}
+
 TEST(Governor, WhatIsSureToBeTouchedIsCounted) {
     Governor::Options o = options();
     o.ram = 3 * GiB;

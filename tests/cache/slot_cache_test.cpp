@@ -57,6 +57,29 @@ TEST(SlotCache, ANewRecordMeansANewGenerationAndNoReadyBits) {
     EXPECT_NE(cache.generation(s), generation);
 }
 
+// Homes of a few records lie all over the arena, and with huge pages each of them would cost two megabytes.
+TEST(SlotCache, WithoutHomesSlotsAreTakenFromTheFirstOn) {
+    SlotCache cache = make_cache(8, 8);
+    cache.give_up_homes(0);
+    EXPECT_FALSE(cache.has_closed()) << "nothing was ever there";
+    for (const RecordId r : {7U, 3U, 5U}) touch(cache, r);
+    EXPECT_EQ(cache.find(7), 0U);
+    EXPECT_EQ(cache.find(3), 1U);
+    EXPECT_EQ(cache.find(5), 2U);
+}
+
+TEST(SlotCache, WhatLiesBetweenHomesThatAreGivenUpGoesBack) {
+    SlotCache cache = make_cache(4, 4);
+    for (const RecordId r : {2U, 0U}) touch(cache, r);
+    cache.give_up_homes(0);
+    std::set<SlotId> back;
+    cache.take_closed([&](SlotId s) { back.insert(s); });
+    EXPECT_EQ(back, (std::set<SlotId>{1, 3}));
+    EXPECT_EQ(cache.find(2), 2U);
+    touch(cache, 3);
+    EXPECT_EQ(cache.find(3), 1U);
+}
+
 TEST(SlotCache, DiscardEmptiesTheSlotOnceTheLastLeaseEnds) {
     SlotCache cache = make_cache(3, 2);
     const SlotId s = cache.lease(0);

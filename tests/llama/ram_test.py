@@ -78,7 +78,7 @@ class Group:
 
 def run(*options, group=None, tokens=TOKENS):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_") and k != "GGML_BACKEND_PATH"}
-    command = [SLUICE, "run", "-m", MODEL, "-p", "In the beginning", "-n", str(tokens), "--temp", "0", "-t", "1",
+    command = [SLUICE, "run", "--no-history", "-m", MODEL, "-p", "In the beginning", "-n", str(tokens), "--temp", "0", "-t", "1",
                "-c", str(CONTEXT), "--ignore-eos", *options]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              env=environment, preexec_fn=group.enter if group else None)
