@@ -263,6 +263,7 @@ int table(const Routes& routes, const std::string& trace, const Asked& asked) {
 }  // namespace
 
 int replay_command(std::vector<std::string> arguments) {
+    if (asks_help(arguments)) return print_help(help_text(*find_command("replay")));
     auto asked = parse(arguments);
     if (!asked.ok()) return fail(asked.status(), kUsage);
     if (asked->csv)
