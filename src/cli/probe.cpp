@@ -221,6 +221,11 @@ uint64_t size_near(const machine::EnvelopePlan& plan, uint64_t wanted) {
     return best;
 }
 
+Nanos time_for(const Asked& asked) {
+    const uint64_t usual = asked.full ? kFullSeconds : kQuickSeconds;
+    return static_cast<Nanos>((asked.seconds > 0 ? asked.seconds : usual) * 1'000'000'000);
+}
+
 machine::EnvelopePlan make_plan(const Subject& s, const Asked& asked, const machine::Facts& facts) {
     machine::EnvelopePlan plan;
     for (const io::File& f : s.direct) plan.direct.push_back(&f);
@@ -247,8 +252,7 @@ machine::EnvelopePlan make_plan(const Subject& s, const Asked& asked, const mach
     }
     plan.memory = s.facts.reach == machine::Reach::memory;
     plan.full = asked.full;
-    const uint64_t usual = asked.full ? kFullSeconds : kQuickSeconds;
-    plan.time = static_cast<Nanos>((asked.seconds > 0 ? asked.seconds : usual) * 1'000'000'000);
+    plan.time = time_for(asked);
     if (asked.full) plan.most_sustained = 64 * GiB;
     if (const auto free = facts.room.free()) plan.most_room = std::min(plan.most_room, *free / 4);
     // All cores: what a prompt uses, and the worst that a read's completion can meet.
@@ -329,12 +333,12 @@ Result<machine::Verdict> measure(const Asked& asked, const Subject& s, ProgressB
     return verdict;
 }
 
-// When the verdict in `place` was made, if it holds for the same drive and was measured more thoroughly: that one is
-// better kept.
-std::string better_verdict(const std::string& place, const machine::Verdict& now) {
+// When the verdict in `place` was made, if it holds for the same drive and was measured more thoroughly, for half as
+// long again as was asked for now: that one is better kept.
+std::string better_verdict(const std::string& place, const machine::Verdict& now, Nanos asked) {
     const auto then = machine::read_verdict(place);
     if (!then.ok() || !machine::check_drive(*then, now.drive).ok() || then->kernel != now.kernel) return "";
-    const bool better = then->derived && (!now.derived || (then->full && !now.full) || then->took > 2 * now.took);
+    const bool better = then->derived && (!now.derived || (then->full && !now.full) || then->took > asked + asked / 2);
     return better ? then->made : "";
 }
 
@@ -364,7 +368,7 @@ int probe(const Asked& asked) {
     }
     const auto text = machine::verdict_text(*verdict);
     if (!text.ok()) return fail(text.status(), kFailed);
-    const std::string better = asked.out.empty() ? better_verdict(*place, *verdict) : "";
+    const std::string better = asked.out.empty() ? better_verdict(*place, *verdict, time_for(asked)) : "";
     const Status kept = better.empty() ? store::replace_file(store::Files::system(), *place,
                                                              std::as_bytes(std::span(text->data(), text->size())))
                                        : Status();
