@@ -6,7 +6,7 @@
 #include <array>
 #include <string_view>
 
-#include "exec/is_view.h"
+#include "exec/views.h"
 
 namespace sluice::backend {
 namespace {
@@ -28,11 +28,6 @@ bool is_block_name(std::string_view name) {
 
 bool contains(std::string_view text, std::string_view part) {
     return text.find(part) != std::string_view::npos;
-}
-
-const ggml_tensor* root(const ggml_tensor* t) {
-    while (t->view_src != nullptr) t = t->view_src;
-    return t;
 }
 
 // A tensor that no node computes: a weight, or an input of the graph.
@@ -64,7 +59,7 @@ class Origin {
         bool from_block = false, has_dense = false;
         for (const ggml_tensor* src : node->src) {
             if (src == nullptr) continue;
-            const ggml_tensor* r = root(src);
+            const ggml_tensor* r = exec::root(src);
             if (is_leaf(r)) {
                 from_block = from_block || is_block_weight(r);
                 has_dense = true;
@@ -75,7 +70,7 @@ class Origin {
         // All that is not a weight or the router's choice comes from the block, and something does.
         for (const ggml_tensor* src : node->src) {
             if (src == nullptr || src->type == GGML_TYPE_I32) continue;
-            const ggml_tensor* r = root(src);
+            const ggml_tensor* r = exec::root(src);
             if (is_leaf(r)) continue;
             if (!in_block(r)) return false;
             from_block = true;

@@ -19,8 +19,6 @@
 namespace sluice::backend {
 namespace {
 
-// Smaller buffers do not matter.
-constexpr size_t kSmall = 1 * MiB;
 // How often it is looked what is touched of them.
 constexpr Nanos kTouchedEvery = 1'000'000'000;
 // Lines about going up and down, at most one in this time.
@@ -128,11 +126,7 @@ cache::SharedBudget& budget_for(const Config& config) {
     p.room = machine::read_memory_room("");
     const bool told = config.ram_bytes || config.cache_bytes;
     // Of what is free once llama.cpp's buffers are touched.
-    machine::MemoryRoom left = p.room;
-    const uint64_t pending = host_buffers().untouched;
-    if (left.available) *left.available -= std::min(*left.available, pending);
-    if (left.cgroup_limit) left.cgroup_used = left.cgroup_used.value_or(0) + pending;
-    p.reserve = cache::reserve_of(left, told);
+    p.reserve = cache::reserve_of(p.room.after(host_buffers().untouched), told);
     p.margin = config.ram_bytes ? cache::process_margin(*config.ram_bytes) : 0;
     cache::Governor::Options o;
     o.ram = config.ram_bytes;
@@ -148,18 +142,14 @@ cache::SharedBudget& budget_for(const Config& config) {
     return *p.budget;
 }
 
-const char* where(const machine::MemoryRoom& room) {
-    return cache::limited_by_group(room) ? "room in the memory cgroup" : "free memory";
-}
-
 std::string why_of(const cache::Governor::Room& found, const Config& config, bool told, bool full) {
     const Process& p = process();
     switch (found.cause) {
         case cache::Governor::Cause::ram:
             return fmt::format("what {} for the process leave", human_bytes(*config.ram_bytes));
         case cache::Governor::Cause::free:
-            return fmt::format("{} {} less a reserve of {}", where(p.room), human_bytes(p.room.free().value_or(0)),
-                               human_bytes(p.reserve));
+            return fmt::format("{} {} less a reserve of {}", cache::name_of_free(p.room),
+                               human_bytes(p.room.free().value_or(0)), human_bytes(p.reserve));
         default:
             break;
     }
@@ -178,13 +168,13 @@ Result<Joined> join_budget(const Config& config, uint64_t least, uint64_t most, 
     cache::Governor::Room found;
     auto share = budget.join(least, most, &found);
     const cache::Readings now = read_memory();
-    const uint64_t others = now.process.value_or(0) - std::min(now.process.value_or(0), held);
+    const uint64_t others = sub_floored(now.process.value_or(0), held);
     const Config& c = p.config;
     const HostBuffers buffers = host_buffers();
     log(LogLevel::info,
         "memory: the process takes {} without experts and is going to touch {} more; {} {}, of which {} stay free{}",
         human_bytes(others), human_bytes(now.pending), now.free ? human_bytes(*now.free) : std::string("unknown"),
-        where(p.room), human_bytes(p.reserve),
+        cache::name_of_free(p.room), human_bytes(p.reserve),
         c.ram_bytes ? fmt::format("; {} for the process, of which {} stay unused", human_bytes(*c.ram_bytes),
                                   human_bytes(p.margin))
                     : "");
@@ -238,7 +228,7 @@ Status check_model_fits(const Config& config, uint64_t dense, uint64_t header_by
             return error(Code::no_memory,
                          "{} are not enough: dense weights {} + at least {} for experts = {}, and the context comes on "
                          "top of that",
-                         fmt::format("{} {}", human_bytes(*free), where(room)), human_bytes(dense),
+                         fmt::format("{} {}", human_bytes(*free), cache::name_of_free(room)), human_bytes(dense),
                          human_bytes(std::min(wanted, least)), human_bytes(sum));
         }
     }
@@ -262,7 +252,7 @@ StreamedModel::~StreamedModel() {
 
 bool admit_buffer(size_t bytes) {
     Process& p = process();
-    if (bytes < kSmall || p.models.load() == 0) return true;
+    if (p.models.load() == 0) return true;
     uint64_t held = 0, least = 0;
     bool follow = false;
     std::optional<uint64_t> ram;
@@ -283,7 +273,7 @@ bool admit_buffer(size_t bytes) {
     }
     const cache::Readings now = read_memory();
     const uint64_t soon = now.pending + bytes;
-    const uint64_t without = now.process.value_or(0) - std::min(now.process.value_or(0), held) + soon;
+    const uint64_t without = sub_floored(now.process.value_or(0), held) + soon;
     const uint64_t margin = ram ? cache::process_margin(*ram) : 0;
     if (ram && now.process && without + margin + least > *ram) {
         log(LogLevel::error,
@@ -302,12 +292,11 @@ bool admit_buffer(size_t bytes) {
         "reserve "
         "that is {}, but there are only {} ({}). Give a shorter context (-c), smaller batches (-ub), or more memory",
         human_bytes(bytes), human_bytes(now.pending), human_bytes(least), human_bytes(needed),
-        human_bytes(*now.free + held), where(room));
+        human_bytes(*now.free + held), cache::name_of_free(room));
     return false;
 }
 
 void note_buffer(const void* begin, size_t bytes) {
-    if (bytes < kSmall) return;
     Buffers& b = process().buffers;
     const std::lock_guard<std::mutex> lock(b.mutex);
     b.known[reinterpret_cast<uintptr_t>(begin)] = bytes;

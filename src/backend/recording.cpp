@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
 #include <iterator>
 #include <utility>
@@ -110,14 +109,6 @@ trace::Json machine_json() {
             {"kernel", or_null(f.kernel_release)}};
 }
 
-std::string time_now() {
-    const std::time_t now = std::time(nullptr);
-    std::tm utc{};
-    gmtime_r(&now, &utc);
-    char text[32];
-    return std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc) > 0 ? text : "";
-}
-
 // The command, without what a person may have written into it and without secrets.
 trace::Json command_json() {
     std::ifstream file("/proc/self/cmdline", std::ios::binary);
@@ -170,7 +161,7 @@ trace::Json command_json() {
 trace::Json header_json(const Config& config, const Host& host) {
     return {{"sluice_record", trace::kSchemaVersion},
             {"kind", "run"},
-            {"time", time_now()},
+            {"time", utc_text()},
             {"pid", getpid()},
             {"program", host.program.empty() ? program_invocation_short_name : host.program},
             {"command", command_json()},

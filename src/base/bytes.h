@@ -28,6 +28,14 @@ inline std::optional<uint64_t> checked_mul(uint64_t a, uint64_t b) {
     return r;
 }
 
+// The same for amounts of which too large or too small is large or small enough: no more than 2^64 - 1, no less than 0.
+inline uint64_t add_capped(uint64_t a, uint64_t b) {
+    return checked_add(a, b).value_or(UINT64_MAX);
+}
+inline constexpr uint64_t sub_floored(uint64_t a, uint64_t b) {
+    return a > b ? a - b : 0;
+}
+
 inline constexpr bool is_power_of_two(uint64_t n) {
     return n != 0 && (n & (n - 1)) == 0;
 }

@@ -1,6 +1,7 @@
 #include "base/clock.h"
 
 #include <chrono>
+#include <ctime>
 
 namespace sluice {
 
@@ -12,6 +13,14 @@ Nanos SystemClock::now() const {
 const SystemClock& SystemClock::instance() {
     static const SystemClock clock;
     return clock;
+}
+
+std::string utc_text(uint64_t seconds_ago) {
+    const std::time_t then = std::time(nullptr) - static_cast<std::time_t>(seconds_ago);
+    std::tm parts = {};
+    gmtime_r(&then, &parts);
+    char text[32];
+    return std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts) > 0 ? text : "";
 }
 
 }  // namespace sluice

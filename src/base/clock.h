@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace sluice {
 
@@ -34,5 +35,8 @@ class VirtualClock final : public Clock {
   private:
     Nanos now_ = 0;
 };
+
+// The date and time, so many seconds ago, for people and files: "2026-11-30T14:05:00Z". Nothing is measured with it.
+std::string utc_text(uint64_t seconds_ago = 0);
 
 }  // namespace sluice

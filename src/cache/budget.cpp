@@ -1,5 +1,7 @@
 #include "cache/budget.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/bytes.h"
@@ -20,6 +22,10 @@ bool limited_by_group(const machine::MemoryRoom& room) {
     return free && room.cgroup_limit && (!room.available || *free < *room.available);
 }
 
+const char* name_of_free(const machine::MemoryRoom& room) {
+    return limited_by_group(room) ? "room in the memory cgroup" : "free memory";
+}
+
 uint64_t reserve_of(const machine::MemoryRoom& room, bool told) {
     const Reserve& r = told ? kTold : kChosen;
     const std::optional<uint64_t> free = room.free();
@@ -33,12 +39,12 @@ AutoBudget choose_budget(const machine::MemoryRoom& room, bool told, uint64_t le
     const std::optional<uint64_t> free = room.free();
     if (!free) return {std::min(full, std::max(least, GiB)), "the amount of free memory is unknown"};
     const uint64_t reserve = reserve_of(room, told);
-    const uint64_t usable = *free - std::min(*free, reserve);
+    const uint64_t usable = sub_floored(*free, reserve);
     if (usable >= full) {
         return {full, "all experts fit"};
     }
-    return {std::max(usable, least), std::string(limited_by_group(room) ? "room in the memory cgroup" : "free memory") +
-                                         " " + human_bytes(*free) + " less a reserve of " + human_bytes(reserve)};
+    return {std::max(usable, least),
+            fmt::format("{} {} less a reserve of {}", name_of_free(room), human_bytes(*free), human_bytes(reserve))};
 }
 
 }  // namespace sluice::cache

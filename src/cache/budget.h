@@ -15,6 +15,8 @@ namespace sluice::cache {
 uint64_t reserve_of(const machine::MemoryRoom& room, bool told);
 // True if the cgroup's limit is what is tighter.
 bool limited_by_group(const machine::MemoryRoom& room);
+// What room.free() is, in words.
+const char* name_of_free(const machine::MemoryRoom& room);
 
 struct AutoBudget {
     uint64_t bytes = 0;

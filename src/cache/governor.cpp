@@ -3,29 +3,18 @@
 #include <algorithm>
 
 namespace sluice::cache {
-namespace {
-
-uint64_t less(uint64_t a, uint64_t b) {
-    return a - std::min(a, b);
-}
-
-uint64_t plus(uint64_t a, uint64_t b) {
-    return checked_add(a, b).value_or(UINT64_MAX);
-}
-
-}  // namespace
-
 Governor::Room Governor::room(const Readings& now, uint64_t held, unsigned part) const {
     Room r{options_.ceiling};
     const auto at_most = [&](uint64_t bytes, Cause cause) {
         if (bytes < r.bytes) r = {bytes, cause, false};
     };
     if (options_.ram && now.process) {
-        const uint64_t others = plus(less(*now.process, held), now.pending);
-        at_most(less(*options_.ram, plus(others, options_.margin / part)), Cause::ram);
+        const uint64_t others = add_capped(sub_floored(*now.process, held), now.pending);
+        at_most(sub_floored(*options_.ram, add_capped(others, options_.margin / part)), Cause::ram);
     }
     if (now.free) {
-        at_most(less(plus(held, *now.free), plus(now.pending, options_.reserve / part)), Cause::free);
+        at_most(sub_floored(add_capped(held, *now.free), add_capped(now.pending, options_.reserve / part)),
+                Cause::free);
     }
     r.below_floor = r.bytes < options_.floor;
     r.bytes = std::max(r.bytes, options_.floor);
@@ -36,7 +25,7 @@ Governor::Room Governor::room(const Readings& now, uint64_t held, unsigned part)
 // short here, too.
 bool Governor::pressed(const Readings& now) const {
     return options_.heeds_pressure && now.pressure && *now.pressure >= kPressed &&
-           (!now.free || less(*now.free, now.pending) < 2 * options_.reserve);
+           (!now.free || sub_floored(*now.free, now.pending) < 2 * options_.reserve);
 }
 
 uint64_t Governor::step() const {
@@ -52,8 +41,8 @@ uint64_t Governor::least_step() const {
 // the one before it then, until there is some.
 uint64_t Governor::drop(const Readings& now, uint64_t seen) {
     const bool again = taken_ > 0 && has_gone_down_ && now.now - went_down_ < kOneEvent;
-    const bool nothing = less(now.free.value_or(0), now.pending) < options_.reserve / 8;
-    taken_ = again && nothing ? std::max(seen, plus(taken_, taken_)) : seen;
+    const bool nothing = sub_floored(now.free.value_or(0), now.pending) < options_.reserve / 8;
+    taken_ = again && nothing ? std::max(seen, add_capped(taken_, taken_)) : seen;
     return taken_;
 }
 
@@ -89,7 +78,8 @@ Governor::Decision Governor::look(const Readings& now, uint64_t held) {
         const Room wanted = room(now, held, 1);
         if (wanted.bytes >= before) return {};  // on its way there
         own_ = wanted.bytes;
-        if (tight.cause == Cause::free) own_ = std::max(options_.floor, less(held, drop(now, held - wanted.bytes)));
+        if (tight.cause == Cause::free)
+            own_ = std::max(options_.floor, sub_floored(held, drop(now, held - wanted.bytes)));
         freeze(now.now);
         return {Change::down, tight.cause};
     }
@@ -97,7 +87,7 @@ Governor::Decision Governor::look(const Readings& now, uint64_t held) {
     if (pressed(now)) {
         roomy_since_.reset();
         if (has_gone_down_ && now.now - went_down_ < kBetweenSteps) return {};
-        const uint64_t next = std::max(less(std::min(held, before), held / 8), options_.floor);
+        const uint64_t next = std::max(sub_floored(std::min(held, before), held / 8), options_.floor);
         if (next >= before || held == 0) return {};
         freeze(now.now);
         own_ = next;
@@ -106,25 +96,25 @@ Governor::Decision Governor::look(const Readings& now, uint64_t held) {
     if (!own_) return {};
     const uint64_t roomy = room(now, held, 1).bytes;
     const bool calm = !options_.heeds_pressure || now.pressure.value_or(0) < kCalm;
-    if (!calm || roomy < std::min(plus(*own_, least_step()), options_.ceiling)) {
+    if (!calm || roomy < std::min(add_capped(*own_, least_step()), options_.ceiling)) {
         roomy_since_.reset();
         return {};
     }
     if (!roomy_since_) roomy_since_ = now.now;
     if (now.now - *roomy_since_ < wait_) return {};
     roomy_since_ = now.now;
-    *own_ = std::min(roomy, plus(*own_, step()));
+    *own_ = std::min(roomy, add_capped(*own_, step()));
     if (*own_ >= options_.ceiling) own_.reset();
     return {limit() > before ? Change::up : Change::none, Cause::none};
 }
 
 bool Governor::may_take(const Readings& now, uint64_t held, uint64_t bytes) {
-    const uint64_t then = plus(held, bytes);
+    const uint64_t then = add_capped(held, bytes);
     if (then > limit()) return false;
     const uint64_t there = room(now, held, 1).bytes;
     if (then <= there && !pressed(now)) return true;
     // Less than was asked for may be there.
-    own_ = std::max({held, options_.floor, pressed(now) ? 0 : std::min(there, less(then, 1))});
+    own_ = std::max({held, options_.floor, pressed(now) ? 0 : std::min(there, sub_floored(then, 1))});
     roomy_since_.reset();
     return false;
 }

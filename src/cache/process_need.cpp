@@ -15,14 +15,10 @@ constexpr uint64_t kMarginLeast = 8 * MiB;
 constexpr uint64_t kMarginMost = 256 * MiB;
 constexpr uint64_t kMarginPart = 64;
 
-uint64_t sum(uint64_t a, uint64_t b) {
-    return checked_add(a, b).value_or(UINT64_MAX);
-}
-
 }  // namespace
 
 uint64_t ProcessNeed::total() const {
-    return sum(sum(dense, context), sum(compute, program));
+    return add_capped(add_capped(dense, context), add_capped(compute, program));
 }
 
 std::string ProcessNeed::text() const {
@@ -31,7 +27,8 @@ std::string ProcessNeed::text() const {
 }
 
 uint64_t program_need(uint64_t header_bytes, uint64_t staging_bytes) {
-    return sum(sum(kProgram, checked_mul(kHeaderGrowth, header_bytes).value_or(UINT64_MAX)), staging_bytes);
+    return add_capped(add_capped(kProgram, checked_mul(kHeaderGrowth, header_bytes).value_or(UINT64_MAX)),
+                      staging_bytes);
 }
 
 uint64_t process_margin(uint64_t ram) {
@@ -39,17 +36,17 @@ uint64_t process_margin(uint64_t ram) {
 }
 
 uint64_t least_ram(const ProcessNeed& need, uint64_t least) {
-    const uint64_t used = sum(need.total(), least);
+    const uint64_t used = add_capped(need.total(), least);
     // The margin is part of the number that it is a 64th of.
     uint64_t margin = process_margin(used);
-    for (uint64_t next = 0; (next = process_margin(sum(used, margin))) > margin;) margin = next;
-    return sum(used, margin);
+    for (uint64_t next = 0; (next = process_margin(add_capped(used, margin))) > margin;) margin = next;
+    return add_capped(used, margin);
 }
 
 Result<uint64_t> room_for_experts(const ProcessNeed& need, uint64_t ram, uint64_t least, uint64_t full) {
     const uint64_t margin = process_margin(ram);
-    const uint64_t taken = sum(need.total(), margin);
-    const uint64_t left = ram - std::min(ram, taken);
+    const uint64_t taken = add_capped(need.total(), margin);
+    const uint64_t left = sub_floored(ram, taken);
     if (left >= least) return std::min(left, full);
     return error(Code::no_memory,
                  "{} for the process leave too little for experts: {} + margin {} = {}, and the cache needs at least "

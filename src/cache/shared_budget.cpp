@@ -53,7 +53,7 @@ std::unique_ptr<BudgetShare> SharedBudget::join(uint64_t least, uint64_t most, G
 bool SharedBudget::make_room(uint64_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Readings now = readings();
-    now.pending = checked_add(now.pending, bytes).value_or(UINT64_MAX);
+    now.pending = add_capped(now.pending, bytes);
     const Governor::Room room = governor_.begin(now, held_locked());
     divide();
     return !room.below_floor;
@@ -98,7 +98,7 @@ void SharedBudget::divide() {
     }
     governor_.set_bounds(std::max(floor_, least), std::max(least, std::min(ceiling_, most)));
     const uint64_t limit = governor_.limit();
-    const uint64_t rest = limit - std::min(limit, least);
+    const uint64_t rest = sub_floored(limit, least);
     for (BudgetShare* s : shares_) {
         uint64_t part = s->most_ - s->least_;
         if (most - least > rest) {
@@ -127,8 +127,8 @@ Readings SharedBudget::readings() const {
     Readings r = read_();
     uint64_t beside = 0;
     for (const BudgetShare* s : shares_) beside += s->beside_.load(std::memory_order_relaxed);
-    if (r.process) *r.process -= std::min(*r.process, beside);
-    if (r.free) *r.free = checked_add(*r.free, beside).value_or(UINT64_MAX);
+    if (r.process) *r.process = sub_floored(*r.process, beside);
+    if (r.free) *r.free = add_capped(*r.free, beside);
     return r;
 }
 

@@ -4,7 +4,6 @@
 
 #include <ggml-backend.h>
 #include <ggml.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +17,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/commands.h"
-#include "machine/text.h"
+#include "cli/terminal.h"
 #include "machine/verdict.h"
 #include "model/geometry.h"
 #include "store/record_store.h"
@@ -309,11 +308,7 @@ std::string json_text(const machine::Examination& exam, const std::string& store
 Page page() {
     Page page;
     const bool terminal = isatty(STDOUT_FILENO) == 1;
-    std::optional<uint64_t> columns;
-    winsize size = {};
-    if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) columns = size.ws_col;
-    if (const char* text = std::getenv("COLUMNS"); !columns && text != nullptr) columns = machine::parse_number(text);
-    page.width = std::clamp<uint64_t>(columns.value_or(page.width), 40, 100);
+    page.width = std::clamp<size_t>(told_columns(STDOUT_FILENO).value_or(page.width), 40, 100);
     const char* no_colour = std::getenv("NO_COLOR");
     const char* term = std::getenv("TERM");
     page.colour = terminal && (no_colour == nullptr || *no_colour == '\0') &&

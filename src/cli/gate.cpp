@@ -2,20 +2,20 @@
 // Keeps: a verdict may be no; an interrupted gate leaves none; no verdict turns anything on.
 #include "cli/gate.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <ctime>
 #include <filesystem>
 
 #include "backend/recording.h"
+#include "base/clock.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/progress_bar.h"
+#include "cli/terminal.h"
 #include "machine/facts.h"
 #include "store/files.h"
 
@@ -65,19 +65,8 @@ std::string gate_help(const Gate& gate) {
                        gate.name, gate.summary, wrap_text(gate.help, 0, kWidth));
 }
 
-std::string utc_now() {
-    const std::time_t now = std::time(nullptr);
-    std::tm parts = {};
-    gmtime_r(&now, &parts);
-    char text[32] = {};
-    (void)std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-    return text;
-}
-
 size_t page_width() {
-    winsize size = {};
-    const bool known = isatty(STDOUT_FILENO) == 1 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-    return std::clamp<size_t>(known ? size.ws_col : 100, 60, 140);
+    return std::clamp<size_t>(terminal_columns(STDOUT_FILENO).value_or(100), 60, 140);
 }
 
 Result<std::string> keep(const machine::GateVerdict& verdict, const std::string& text, std::string path) {
@@ -150,7 +139,7 @@ int gate_command(std::vector<std::string> arguments) {
                                       : code == Code::invalid_argument ? kUsage
                                                                        : kFailed);
     }
-    verdict->made = utc_now();
+    verdict->made = utc_text();
     verdict->sluice = version();
     verdict->commit = backend::commit();
     verdict->kernel = machine::read_facts().kernel_release.value_or("");

@@ -11,6 +11,7 @@
 
 #include "backend/options.h"
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "cache/budget.h"
 #include "cli/commands.h"
 #include "cli/plan_subject.h"
@@ -61,7 +62,7 @@ Result<Asked> parse(std::vector<std::string> arguments) {
 std::optional<plan::Speeds> speeds_for(const PlanSubject& subject, unsigned threads, bool repack,
                                        const plan::History& history, std::vector<std::string>& notes) {
     const plan::Speeds* known = plan::find_speeds(history, subject.work, subject.machine, threads);
-    if (known != nullptr && known->at >= time_text(kDay)) return *known;
+    if (known != nullptr && known->at >= utc_text(kDay)) return *known;
     if (plan::computed_before(history, subject.digest, subject.machine, threads)) return std::nullopt;
     const machine::Facts facts = machine::read_facts();
     if (facts.load && *facts.load > kBusy * static_cast<double>(facts.cores_allowed.value_or(1))) {
@@ -74,7 +75,7 @@ std::optional<plan::Speeds> speeds_for(const PlanSubject& subject, unsigned thre
         notes.push_back("The processor could not be measured: " + measured.status().message() + ".");
         return std::nullopt;
     }
-    measured->at = time_text();
+    measured->at = utc_text();
     const auto path = plan::history_path();
     const auto line = plan::line_of(*measured);
     if (path.ok() && line.ok()) (void)plan::append_line(*path, *line);
@@ -128,7 +129,7 @@ std::string command_for(const Asked& asked, const plan::Report& r, bool all_fit)
 // what everything else is going to take instead of what it takes.
 Status choose_cache(plan::Report& r, const Asked& asked) {
     const Config& c = asked.config;
-    machine::MemoryRoom room = machine::read_memory_room("");
+    const machine::MemoryRoom room = machine::read_memory_room("");
     const uint64_t rest = r.need.total();
     r.free = room.free();
     r.ram = c.ram_bytes;
@@ -155,9 +156,7 @@ Status choose_cache(plan::Report& r, const Asked& asked) {
     }
     if (!c.cache_bytes) {
         // What is free once all else is there.
-        if (room.available) *room.available -= std::min(*room.available, rest);
-        if (room.cgroup_limit) room.cgroup_used = room.cgroup_used.value_or(0) + rest;
-        const cache::AutoBudget chosen = cache::choose_budget(room, c.ram_bytes.has_value(), least, full);
+        const cache::AutoBudget chosen = cache::choose_budget(room.after(rest), c.ram_bytes.has_value(), least, full);
         if (chosen.bytes < r.cache) {
             r.cache = chosen.bytes;
             r.cache_why = chosen.why;

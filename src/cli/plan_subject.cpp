@@ -1,9 +1,9 @@
 #include "cli/plan_subject.h"
 
 #include <algorithm>
-#include <ctime>
 
 #include "backend/options.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "machine/drive.h"
 #include "machine/facts.h"
@@ -50,7 +50,7 @@ Status remember(const std::string& model, const Config& config, const trace::Boo
 
     const auto subject = PlanSubject::open(model, config);
     if (!subject.ok()) return subject.status();
-    run.at = time_text();
+    run.at = utc_text();
     run.model = subject->digest;
     run.machine = subject->machine;
     run.drive = subject->drive;
@@ -138,15 +138,6 @@ plan::Estimate PlanSubject::estimate(const cache::Layout& layout, const plan::Se
 std::string policy_name(const Config& config) {
     const backend::Option* option = backend::find_option("--cache-policy");
     return option != nullptr ? option->get(config) : "";
-}
-
-std::string time_text(uint64_t seconds_ago) {
-    const std::time_t then = std::time(nullptr) - static_cast<std::time_t>(seconds_ago);
-    std::tm utc = {};
-    gmtime_r(&then, &utc);
-    char text[32] = "";
-    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return text;
 }
 
 void remember_run(const std::string& model, const Config& config, const trace::Book& book) {

@@ -39,8 +39,6 @@ struct PlanSubject {
 
 // As plan::Setting has it.
 std::string policy_name(const Config& config);
-// "2025-03-01T12:00:00Z", so many seconds ago.
-std::string time_text(uint64_t seconds_ago = 0);
 
 // Adds a line about a run to the user's history, with what would have been predicted before it. Does nothing where the
 // user said so, for runs of a few tokens, and for those with settings that are only for comparison.

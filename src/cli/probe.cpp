@@ -1,7 +1,6 @@
 // Owns: `sluice probe`: what the drive under a model can do, measured.
 // Keeps: it writes the verdict and nothing else, in a directory also one file without a name; an interrupted
 // measurement leaves neither.
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,16 +8,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <map>
 #include <random>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/probe_text.h"
 #include "cli/progress_bar.h"
+#include "cli/terminal.h"
 #include "machine/compute_load.h"
 #include "machine/envelope.h"
 #include "machine/facts.h"
@@ -283,22 +283,8 @@ Result<std::string> place_for(const Asked& asked, const machine::DriveIdentity& 
     return path;
 }
 
-std::string utc_now() {
-    const std::time_t now = std::time(nullptr);
-    std::tm parts = {};
-    gmtime_r(&now, &parts);
-    char text[32] = {};
-    (void)std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
-    return text;
-}
-
 size_t page_width() {
-    winsize size = {};
-    std::optional<uint64_t> columns;
-    if (isatty(STDOUT_FILENO) == 1 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0)
-        columns = size.ws_col;
-    if (const char* text = std::getenv("COLUMNS"); !columns && text != nullptr) columns = machine::parse_number(text);
-    return std::clamp<uint64_t>(columns.value_or(100), 80, 140);
+    return std::clamp<size_t>(told_columns(STDOUT_FILENO).value_or(100), 80, 140);
 }
 
 Result<machine::Verdict> measure(const Asked& asked, const Subject& s, ProgressBar& bar) {
@@ -320,7 +306,7 @@ Result<machine::Verdict> measure(const Asked& asked, const Subject& s, ProgressB
     auto verdict = machine::measure_envelope(plan, rig);
     bar.clear();
     if (!verdict.ok()) return verdict.status().within(s.path);
-    verdict->made = utc_now();
+    verdict->made = utc_text();
     verdict->sluice = version();
     verdict->kernel = facts.kernel_release.value_or("");
     verdict->drive = machine::identify(s.facts);

@@ -1,7 +1,6 @@
 #include "cli/progress_bar.h"
 
 #include <fmt/core.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "cli/terminal.h"
 
 namespace sluice::cli {
 namespace {
@@ -16,10 +16,9 @@ namespace {
 constexpr Nanos kBetween = 100'000'000;
 constexpr size_t kMostBar = 24, kLeastBar = 8;
 
-size_t terminal_columns() {
-    winsize size{};
+size_t columns() {
     constexpr size_t kUnknown = 80;
-    return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUnknown;
+    return terminal_columns(STDERR_FILENO).value_or(kUnknown);
 }
 
 std::string bar(double part, size_t columns) {
@@ -79,12 +78,12 @@ std::string progress_line(const std::string& what, double part, const std::strin
 void ProgressBar::show(uint64_t done, uint64_t total) {
     if (total == 0 || !due(done >= total)) return;
     // A line that wrapped could not be written over: each would leave one behind.
-    draw(progress_line(what_, done, total, static_cast<double>(last_ - start_) / 1e9, terminal_columns() - 1));
+    draw(progress_line(what_, done, total, static_cast<double>(last_ - start_) / 1e9, columns() - 1));
 }
 
 void ProgressBar::show(double part, const std::string& doing) {
     if (!due(part >= 1)) return;
-    draw(progress_line(what_, part, doing, terminal_columns() - 1));
+    draw(progress_line(what_, part, doing, columns() - 1));
 }
 
 void ProgressBar::draw(const std::string& line) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <memory>
 #include <vector>
 
@@ -172,12 +171,6 @@ Result<plan::Speeds> measure_speeds(const plan::Work& work, unsigned threads, bo
         n_used = std::max(n_used, s.n_used);
     }
     plan::Speeds out;
-    char at[32] = "";
-    const std::time_t now = std::time(nullptr);
-    std::tm utc = {};
-    gmtime_r(&now, &utc);
-    std::strftime(at, sizeof at, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    out.at = at;
     out.machine = machine;
     out.threads = threads;
     for (const bool experts : {true, false}) {

@@ -16,8 +16,8 @@ namespace sluice::engine {
 inline constexpr uint64_t kMostWeights = 48 * MiB;
 
 // One row through matrices of each type that the model has, as in decode, with so many threads. `repack`: in the form
-// that the CPU backend makes of them at load. `machine` is only noted. Takes about `for_each` for each type; types of
-// small vectors (norms, biases) are left out.
+// that the CPU backend makes of them at load. `machine` is only noted, and the date is left to the caller. Takes about
+// `for_each` for each type; types of small vectors (norms, biases) are left out.
 Result<plan::Speeds> measure_speeds(const plan::Work& work, unsigned threads, bool repack, const std::string& machine,
                                     Nanos for_each);
 

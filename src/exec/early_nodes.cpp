@@ -3,18 +3,9 @@
 #include <algorithm>
 
 #include "base/bytes.h"
-#include "exec/is_view.h"
+#include "exec/views.h"
 
 namespace sluice::exec {
-namespace {
-
-const ggml_tensor* root(const ggml_tensor* t) {
-    while (t->view_src != nullptr) t = t->view_src;
-    return t;
-}
-
-}  // namespace
-
 void EarlyNodes::clear() {
     at.clear();
     nodes.clear();

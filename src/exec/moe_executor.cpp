@@ -8,8 +8,8 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
-#include "exec/is_view.h"
 #include "exec/node_trace.h"
+#include "exec/views.h"
 
 namespace sluice::exec {
 namespace {

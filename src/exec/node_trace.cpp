@@ -7,7 +7,7 @@
 #include <memory>
 #include <string_view>
 
-#include "exec/is_view.h"
+#include "exec/views.h"
 
 namespace sluice::exec {
 namespace {

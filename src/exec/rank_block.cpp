@@ -1,15 +1,10 @@
 #include "exec/rank_block.h"
 
 #include "exec/early_nodes.h"
-#include "exec/is_view.h"
+#include "exec/views.h"
 
 namespace sluice::exec {
 namespace {
-
-const ggml_tensor* root(const ggml_tensor* t) {
-    while (t->view_src != nullptr) t = t->view_src;
-    return t;
-}
 
 // One row per rank of each token.
 bool has_rows(const ggml_tensor* t, const RankBlock& block) {

@@ -1,38 +1,21 @@
 #include "machine/gate.h"
 
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/text.h"
-#include "machine/text.h"
-#include "machine/verdict.h"
+#include "machine/kept_json.h"
+#include "machine/user_directory.h"
 
 namespace sluice::machine {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr const char* kFormat = "sluice-gate";
 constexpr std::array<const char*, 3> kOutcomes{"yes", "no", "unknown"};
-
-std::string dump(const Json& j, int indent) {
-    // Paths need not be valid UTF-8.
-    return j.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
-
-std::string digest_of(const Json& j) {
-    const std::string text = dump(j, -1);
-    return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
-}
 
 Json json_of(const GateVerdict& v) {
     Json inputs = Json::array(), checks = Json::array(), figures = Json::array();
@@ -256,22 +239,17 @@ Result<GateVerdict> parse_gate(std::string_view text) {
 }
 
 Result<GateVerdict> read_gate(const std::string& path) {
-    struct stat st = {};
-    if (stat(path.c_str(), &st) != 0) {
-        return error(errno == ENOENT || errno == ENOTDIR ? Code::not_found : Code::io_error, "cannot open {}: {}", path,
-                     std::strerror(errno));
-    }
-    const auto text = read_text(path);
-    if (!text) return error(Code::io_error, "cannot read {}", path);
+    const auto text = read_kept(path);
+    if (!text.ok()) return text.status();
     auto verdict = parse_gate(*text);
     if (!verdict.ok()) return verdict.status().within(path);
     return verdict;
 }
 
 Result<std::string> gate_directory() {
-    const auto probe = verdict_directory();
-    if (!probe.ok()) return probe;
-    return probe->substr(0, probe->rfind('/')) + "/gates";
+    const auto directory = user_directory();
+    if (!directory.ok()) return directory.status();
+    return *directory + "/gates";
 }
 
 Result<std::string> gate_path(const std::string& directory, const GateVerdict& verdict) {

@@ -75,4 +75,11 @@ std::optional<uint64_t> MemoryRoom::free() const {
     return available ? std::min(*available, in_group) : in_group;
 }
 
+MemoryRoom MemoryRoom::after(uint64_t taken) const {
+    MemoryRoom left = *this;
+    if (available) left.available = sub_floored(*available, taken);
+    if (cgroup_limit) left.cgroup_used = add_capped(cgroup_used.value_or(0), taken);
+    return left;
+}
+
 }  // namespace sluice::machine

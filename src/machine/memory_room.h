@@ -15,6 +15,8 @@ struct MemoryRoom {
 
     // What both leave; absent when neither is known.
     [[nodiscard]] std::optional<uint64_t> free() const;
+    // The same once this process has taken so much more.
+    [[nodiscard]] MemoryRoom after(uint64_t taken) const;
 };
 
 // Reads /proc and /sys below `root` ("" for the real ones; tests give a folder). cgroup v1 and v2.

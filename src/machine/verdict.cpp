@@ -1,26 +1,20 @@
 #include "machine/verdict.h"
 
-#include <sys/stat.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 
+#include "machine/kept_json.h"
 #include "machine/probe.h"
-#include "machine/text.h"
 #include "machine/user_directory.h"
 
 namespace sluice::machine {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "sluice-probe";
 constexpr size_t kMostText = 4096;  // of one sentence or path
@@ -300,16 +294,6 @@ Json json_of(const Verdict& verdict) {
     return j;
 }
 
-std::string dump(const Json& j, int indent) {
-    // Paths need not be valid UTF-8.
-    return j.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
-
-std::string digest_of(const Json& j) {
-    const std::string text = dump(j, -1);
-    return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
-}
-
 // --- limits
 
 bool is_rate(double r) {
@@ -586,13 +570,8 @@ Result<Verdict> parse_verdict(std::string_view text) {
 }
 
 Result<Verdict> read_verdict(const std::string& path) {
-    struct stat st = {};
-    if (stat(path.c_str(), &st) != 0) {
-        return error(errno == ENOENT || errno == ENOTDIR ? Code::not_found : Code::io_error, "cannot open {}: {}", path,
-                     std::strerror(errno));
-    }
-    const auto text = read_text(path);
-    if (!text) return error(Code::io_error, "cannot read {}", path);
+    const auto text = read_kept(path);
+    if (!text.ok()) return text.status();
     auto verdict = parse_verdict(*text);
     if (!verdict.ok()) return verdict.status().within(path);
     return verdict;

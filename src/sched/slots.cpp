@@ -184,7 +184,7 @@ uint64_t Slots::beside() const {
             covered = to;
         }
         const uint64_t touched = cls.slot_bytes * cache_.touched(c);
-        sum += there - std::min(there, touched);
+        sum += sub_floored(there, touched);
     }
     return sum;
 }
@@ -208,8 +208,8 @@ void Slots::make_room(RecordId record) {
     if (options_.share == nullptr || denied_ == options_.share->looks() || !cache_.wants_higher_cap(record)) return;
     const uint32_t c = cache_.class_of(record);
     const uint64_t each = layout_.classes[c].slot_bytes;
-    const uint64_t left = limit_ - std::min(limit_, capped());
-    const uint64_t most = std::min<uint64_t>(caps_[c] - std::min(caps_[c], cache_.cap(c)), left / each);
+    const uint64_t left = sub_floored(limit_, capped());
+    const uint64_t most = std::min<uint64_t>(sub_floored(caps_[c], cache_.cap(c)), left / each);
     auto n = static_cast<uint32_t>(std::min(most, std::max<uint64_t>(1, options_.slab / each)));
     if (n == 0) return;
     options_.share->holds(held());
@@ -217,7 +217,7 @@ void Slots::make_room(RecordId record) {
     if (!options_.share->may_take(n * each)) {
         // What there is instead is the limit now.
         const uint64_t limit = options_.share->limit();
-        n = static_cast<uint32_t>(std::min<uint64_t>(n, (limit - std::min(limit, capped())) / each));
+        n = static_cast<uint32_t>(std::min<uint64_t>(n, sub_floored(limit, capped()) / each));
         if (n == 0 || !options_.share->may_take(n * each)) {
             denied_ = options_.share->looks();
             return;

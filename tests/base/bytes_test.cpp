@@ -12,6 +12,14 @@ TEST(Bytes, CheckedArithmeticRefusesOverflow) {
     EXPECT_EQ(checked_mul(UINT64_MAX / 2, 3), std::nullopt);
 }
 
+TEST(Bytes, AmountsStayWithinWhatThereIs) {
+    EXPECT_EQ(add_capped(1, 2), 3U);
+    EXPECT_EQ(add_capped(UINT64_MAX, 1), UINT64_MAX);
+    EXPECT_EQ(sub_floored(3, 2), 1U);
+    EXPECT_EQ(sub_floored(2, 2), 0U);
+    EXPECT_EQ(sub_floored(2, 3), 0U);
+}
+
 TEST(Bytes, AlignmentRoundsBothWays) {
     EXPECT_EQ(align_down(4097, 4096), 4096U);
     EXPECT_EQ(align_up(4097, 4096), 8192U);

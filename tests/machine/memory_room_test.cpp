@@ -91,5 +91,14 @@ TEST(MemoryRoom, AGroupThatIsNoPathIsIgnored) {
     }
 }
 
+TEST(MemoryRoom, WhatIsTakenIsGoneFromMachineAndGroup) {
+    const MemoryRoom room{.available = 10 * MiB, .cgroup_limit = 8 * MiB, .cgroup_used = 1 * MiB};
+    EXPECT_EQ(room.free(), 7 * MiB);
+    EXPECT_EQ(room.after(2 * MiB).free(), 5 * MiB);
+    EXPECT_EQ(room.after(20 * MiB).free(), 0U);
+    EXPECT_EQ((MemoryRoom{10 * MiB, std::nullopt, std::nullopt}).after(4 * MiB).free(), 6 * MiB);
+    EXPECT_EQ(MemoryRoom().after(1).free(), std::nullopt);
+}
+
 }  // namespace
 }  // namespace sluice::machine
