@@ -39,15 +39,14 @@ def run(args, options, group=None, wait=True):
 
 
 def decode_speed(record):
-    tokens, seconds = 0, 0.0
-    with open(record) as f:
+    totals = {}
+    with open(record, encoding="utf-8") as f:
         for line in f:
             row = json.loads(line)
-            if row.get("phase") == "decode":
-                tokens += 1
-                seconds += row["wall_ms"] / 1e3
+            if row["kind"] == "summary" and row["phase"] == "decode":
+                totals = row["totals"]
     os.unlink(record)
-    return tokens / seconds if seconds else 0.0
+    return totals["tokens"] / totals["wall_ns"] * 1e9 if totals else 0.0
 
 
 def auto(args):
