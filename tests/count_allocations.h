@@ -11,14 +11,15 @@ namespace {
 std::atomic<uint64_t> allocations = 0;
 }
 
-void* operator new(std::size_t n) {
+// Out of line: a compiler that sees into one of a pair and not into the other takes them for no pair.
+__attribute__((noinline)) void* operator new(std::size_t n) {
     allocations.fetch_add(1, std::memory_order_relaxed);
     if (void* p = std::malloc(n > 0 ? n : 1)) return p;
     throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept {
+__attribute__((noinline)) void operator delete(void* p) noexcept {
     std::free(p);
 }
-void operator delete(void* p, std::size_t) noexcept {
+__attribute__((noinline)) void operator delete(void* p, std::size_t) noexcept {
     std::free(p);
 }

@@ -1,0 +1,415 @@
+// Every router of every generated architecture, run again from a copy, against the numbers of stock llama.cpp's graph.
+#include "exec/router_replay.h"
+
+#include <ggml-backend.h>
+#include <ggml-cpu.h>
+#include <gtest/gtest.h>
+#include <llama.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+// Sanitizers bring their own operator new.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#include "tests/count_allocations.h"
+#define SLUICE_COUNTS_ALLOCATIONS
+#endif
+
+namespace sluice::exec {
+namespace {
+
+std::string directory() {
+    return std::getenv("SLUICE_TEST_MODELS");
+}
+
+// One of each architecture and of each further form. A quantized model's router is the same as another one's, so one of
+// these is enough.
+std::vector<std::string> models() {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(directory())) {
+        const std::string name = entry.path().stem().string();
+        if (entry.path().extension() != ".gguf" || name.starts_with("dense") || name.starts_with("wide")) continue;
+        if (!name.ends_with("-f16") && name != "qwen3moe-q4_k_m") continue;
+        names.push_back(name);
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+// What the graph had for one block.
+struct Block {
+    std::string gate;
+    std::vector<float> x, weights;
+    std::vector<int32_t> ids;
+};
+
+// Looks at a context's graphs while they are computed.
+class Watcher {
+  public:
+    Watcher() : cpu_(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr)) {
+        const ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu_));
+        reinterpret_cast<ggml_backend_set_n_threads_t>(
+            ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"))(cpu_, 1);
+    }
+    ~Watcher() { ggml_backend_free(cpu_); }
+    Watcher(const Watcher&) = delete;
+    Watcher& operator=(const Watcher&) = delete;
+
+    static bool call(ggml_tensor* t, bool ask, void* self) { return static_cast<Watcher*>(self)->look(t, ask); }
+    [[nodiscard]] ggml_backend_t cpu() const { return cpu_; }
+
+    bool decoding = false;
+    size_t blocks = 0, from_tokens = 0, most_replays = 0;
+    std::map<std::string, RouterReplay> replays;  // by gate and form
+    std::vector<Block> of_token;                  // since somebody emptied it
+
+  private:
+    bool look(ggml_tensor* t, bool ask) {
+        if (!decoding) return !ask;
+        const bool product =
+            t->op == GGML_OP_MUL_MAT && std::string_view(t->src[0]->name).ends_with("ffn_gate_inp.weight");
+        const bool chosen = t->op == GGML_OP_MUL_MAT_ID && t->src[2] != last_ids_;
+        const bool weighted = t->op == GGML_OP_MUL && std::string_view(t->name).starts_with("ffn_moe_weighted");
+        if (ask) return product || chosen || weighted;
+        if (product) {
+            inputs_[t->src[0]->name].assign(static_cast<size_t>(t->src[1]->ne[0]), 0);
+            EXPECT_TRUE(copy_row(t->src[1], 0, inputs_[t->src[0]->name]));
+        } else if (weighted && t->src[1]->type == GGML_TYPE_F32) {
+            weights_ = t->src[1];
+            applied_.resize(static_cast<size_t>(ggml_nelements(weights_)));
+            std::memcpy(applied_.data(), weights_->data, ggml_nbytes(weights_));
+            if (pending_ids_ != nullptr) block();
+        } else if (chosen) {
+            last_ids_ = pending_ids_ = t->src[2];
+            chosen_.resize(static_cast<size_t>(t->src[2]->ne[0]));
+            std::memcpy(chosen_.data(), t->src[2]->data, chosen_.size() * sizeof(int32_t));
+            if (weights_ != nullptr) block();  // llama4 applies them before
+        }
+        return true;
+    }
+
+    void block() {
+        ++blocks;
+        const ggml_tensor* ids = std::exchange(pending_ids_, nullptr);
+        const ggml_tensor* weights = std::exchange(weights_, nullptr);
+        const auto origin = find_router(ids, weights);
+        if (!origin.ok()) {
+            // deepseek4's first layers look their experts up by the token.
+            EXPECT_NE(origin.status().message().find("an input of the graph"), std::string::npos)
+                << origin.status().message();
+            ++from_tokens;
+            return;
+        }
+        // A layer of grovemoe has two blocks behind one product.
+        const std::string gate =
+            origin->gate->name + std::string(" ") + std::to_string(ids->ne[0]) + std::to_string(origin->form);
+        if (!replays.contains(gate)) {
+            auto made = RouterReplay::make(ids, weights);
+            ASSERT_TRUE(made.ok()) << made.status().message();
+            replays.emplace(gate, std::move(*made));
+        }
+        RouterReplay& replay = replays.at(gate);
+        const std::vector<float>& x = inputs_.at(origin->gate->name);
+        const Status ran = replay.run(cpu_, x);
+        ASSERT_TRUE(ran.ok()) << ran.message();
+        ASSERT_EQ(replay.ids().size(), chosen_.size()) << gate;
+        EXPECT_TRUE(std::equal(chosen_.begin(), chosen_.end(), replay.ids().begin())) << gate << ": other experts";
+        ASSERT_EQ(replay.weights().size(), applied_.size()) << gate;
+        EXPECT_EQ(std::memcmp(replay.weights().data(), applied_.data(), applied_.size() * sizeof(float)), 0)
+            << gate << ": other weights";
+        of_token.push_back({gate, x, applied_, chosen_});
+    }
+
+    ggml_backend_t cpu_;
+    std::map<std::string, std::vector<float>> inputs_;
+    const ggml_tensor* last_ids_ = nullptr;
+    const ggml_tensor* pending_ids_ = nullptr;
+    const ggml_tensor* weights_ = nullptr;
+    std::vector<int32_t> chosen_;
+    std::vector<float> applied_;
+};
+
+class RouterReplayTest : public ::testing::TestWithParam<std::string> {
+  protected:
+    // A prompt, then single tokens; `each` sees what the blocks of each token did.
+    template <typename F>
+    void decode(bool repack, int threads, F&& each) {
+        const std::string path = directory() + "/" + GetParam() + ".gguf";
+        llama_model_params mp = llama_model_default_params();
+        mp.use_extra_bufts = repack;
+        mp.n_gpu_layers = 0;
+        llama_model* model = llama_model_load_from_file(path.c_str(), mp);
+        ASSERT_NE(model, nullptr);
+        llama_context_params cp = llama_context_default_params();
+        cp.n_ctx = 64;
+        cp.n_threads = cp.n_threads_batch = threads;
+        cp.cb_eval = Watcher::call;
+        cp.cb_eval_user_data = &watcher_;
+        llama_context* context = llama_init_from_model(model, cp);
+        ASSERT_NE(context, nullptr);
+        const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+        std::vector<llama_token> prompt{3, 14, 15, 9, 2, 6};
+        watcher_.decoding = false;
+        EXPECT_EQ(llama_decode(context, llama_batch_get_one(prompt.data(), static_cast<int32_t>(prompt.size()))), 0);
+        watcher_.decoding = true;
+        for (int i = 0; i < 5; ++i) {
+            llama_token token = static_cast<llama_token>((i * 7919 + 13) % n_vocab);
+            watcher_.of_token.clear();
+            EXPECT_EQ(llama_decode(context, llama_batch_get_one(&token, 1)), 0);
+            each();
+        }
+        watcher_.most_replays = watcher_.replays.size();
+        watcher_.replays.clear();
+        llama_free(context);
+        llama_model_free(model);
+    }
+    Watcher watcher_;
+};
+
+TEST_P(RouterReplayTest, OnItsOwnInputItIsTheRouter) {
+    for (const int threads : {1, 2}) {
+        SCOPED_TRACE(std::to_string(threads) + " threads");
+        watcher_.blocks = watcher_.from_tokens = 0;
+        decode(threads == 2, threads, [] {});
+        EXPECT_GT(watcher_.blocks, watcher_.from_tokens);
+        // Each router has the same form in every graph.
+        EXPECT_EQ(watcher_.most_replays * 5, watcher_.blocks - watcher_.from_tokens);
+        if (HasFailure()) return;
+    }
+}
+
+TEST_P(RouterReplayTest, OnAnotherLayersInputItChooses) {
+    decode(false, 1, [&] {
+        for (size_t i = 0; i + 1 < watcher_.of_token.size(); ++i) {
+            const Block& here = watcher_.of_token[i];
+            const Block& there = watcher_.of_token[i + 1];
+            RouterReplay& replay = watcher_.replays.at(there.gate);
+            if (here.gate == there.gate) continue;
+            ASSERT_TRUE(replay.run(watcher_.cpu(), here.x).ok());
+            const std::set<int32_t> distinct(replay.ids().begin(), replay.ids().end());
+            EXPECT_EQ(distinct.size(), replay.n_used());
+            EXPECT_GE(*distinct.begin(), 0);
+            EXPECT_LT(*distinct.rbegin(), static_cast<int32_t>(replay.n_expert()));
+            // And back: nothing of the other input stays.
+            ASSERT_TRUE(replay.run(watcher_.cpu(), there.x).ok());
+            EXPECT_TRUE(std::equal(there.ids.begin(), there.ids.end(), replay.ids().begin()));
+        }
+    });
+}
+
+TEST_P(RouterReplayTest, ItsOwnChoiceWeighsWhatItWeighsAndOthersWeighWhatTheRouterGivesThem) {
+    decode(false, 1, [&] {
+        for (const Block& b : watcher_.of_token) {
+            RouterReplay& replay = watcher_.replays.at(b.gate);
+            ASSERT_TRUE(replay.run(watcher_.cpu(), b.x).ok());
+            auto same = replay.weights_of(watcher_.cpu(), b.ids);
+            ASSERT_TRUE(same.ok()) << same.status().message();
+            ASSERT_EQ(same->size(), b.weights.size());
+            EXPECT_EQ(std::memcmp(same->data(), b.weights.data(), b.weights.size() * sizeof(float)), 0) << b.gate;
+
+            // The weights belong to experts, not to ranks.
+            std::vector<int32_t> turned(b.ids.rbegin(), b.ids.rend());
+            auto other = replay.weights_of(watcher_.cpu(), turned);
+            ASSERT_TRUE(other.ok());
+            for (size_t k = 0; k < turned.size(); ++k)
+                EXPECT_NEAR((*other)[k], b.weights[turned.size() - 1 - k], 1e-5F * std::abs((*other)[k])) << b.gate;
+
+            EXPECT_FALSE(replay.weights_of(watcher_.cpu(), std::vector<int32_t>(b.ids.size() + 1)).ok());
+            std::vector<int32_t> wrong = b.ids;
+            wrong[0] = static_cast<int32_t>(replay.n_expert());
+            EXPECT_FALSE(replay.weights_of(watcher_.cpu(), wrong).ok());
+            wrong[0] = -1;
+            EXPECT_FALSE(replay.weights_of(watcher_.cpu(), wrong).ok());
+        }
+    });
+}
+
+TEST_P(RouterReplayTest, TheRankingBeginsWithTheChoiceAndFollowsTheScores) {
+    decode(false, 1, [&] {
+        for (const Block& b : watcher_.of_token) {
+            RouterReplay& replay = watcher_.replays.at(b.gate);
+            ASSERT_TRUE(replay.run(watcher_.cpu(), b.x).ok());
+            const auto ranking = replay.ranking();
+            const auto scores = replay.scores();
+            if (ranking.empty()) {
+                // The small experts of grovemoe: several of the ranked ones share each.
+                EXPECT_TRUE(GetParam().starts_with("grovemoe")) << b.gate;
+                continue;
+            }
+            ASSERT_EQ(ranking.size(), replay.n_expert());
+            ASSERT_EQ(scores.size(), replay.n_expert());
+            EXPECT_TRUE(std::equal(b.ids.begin(), b.ids.end(), ranking.begin()));
+            for (size_t i = 1; i < ranking.size(); ++i)
+                EXPECT_GE(scores[static_cast<size_t>(ranking[i - 1])], scores[static_cast<size_t>(ranking[i])]);
+        }
+    });
+}
+
+#ifdef SLUICE_COUNTS_ALLOCATIONS
+TEST_P(RouterReplayTest, RunsWithoutAllocating) {
+    decode(false, 1, [&] {
+        for (const Block& b : watcher_.of_token) {
+            RouterReplay& replay = watcher_.replays.at(b.gate);
+            ASSERT_TRUE(replay.run(watcher_.cpu(), b.x).ok());
+            ASSERT_TRUE(replay.weights_of(watcher_.cpu(), b.ids).ok());
+        }
+        const uint64_t before = allocations.load();
+        for (const Block& b : watcher_.of_token) {
+            RouterReplay& replay = watcher_.replays.at(b.gate);
+            (void)replay.run(watcher_.cpu(), b.x);
+            (void)replay.weights_of(watcher_.cpu(), b.ids);
+        }
+        EXPECT_EQ(allocations.load(), before);
+    });
+}
+#endif
+
+INSTANTIATE_TEST_SUITE_P(Models, RouterReplayTest, ::testing::ValuesIn(models()), [](const auto& model) {
+    std::string name = model.param;
+    std::replace_if(
+        name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+    return name;
+});
+
+// ---- graphs that no architecture has
+
+class ForeignGraph : public ::testing::Test {
+  protected:
+    ForeignGraph() : context_(ggml_init({1 << 20, nullptr, true})) {}
+    ~ForeignGraph() override {
+        for (ggml_backend_buffer_t b : buffers_) ggml_backend_buffer_free(b);
+        ggml_free(context_);
+    }
+    ggml_tensor* weight(const char* name, int64_t ne0, int64_t ne1) {
+        ggml_tensor* t = ggml_new_tensor_2d(context_, GGML_TYPE_F32, ne0, ne1);
+        ggml_set_name(t, name);
+        ggml_backend_buffer_t b = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), ggml_nbytes(t));
+        ggml_backend_buffer_set_usage(b, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        buffers_.push_back(b);
+        t->buffer = b;
+        t->data = ggml_backend_buffer_get_base(b);
+        return t;
+    }
+    ggml_tensor* hidden() { return ggml_rms_norm(context_, ggml_new_tensor_2d(context_, GGML_TYPE_F32, 8, 1), 1e-6F); }
+    ggml_context* context_;
+    std::vector<ggml_backend_buffer_t> buffers_;
+};
+
+TEST_F(ForeignGraph, WhatComesFromTwoRoutersIsRefused) {
+    ggml_tensor* a = ggml_mul_mat(context_, weight("blk.0.ffn_gate_inp.weight", 8, 4), hidden());
+    ggml_tensor* b = ggml_mul_mat(context_, weight("blk.1.ffn_gate_inp.weight", 8, 4), hidden());
+    ggml_tensor* ids = ggml_argsort_top_k(context_, ggml_add(context_, a, b), 2);
+    const auto made = RouterReplay::make(ids, nullptr);
+    ASSERT_FALSE(made.ok());
+    EXPECT_NE(made.status().message().find("a second router"), std::string::npos) << made.status().message();
+}
+
+TEST_F(ForeignGraph, WhatAlsoTakesAnInputOfTheGraphIsRefused) {
+    ggml_tensor* logits = ggml_mul_mat(context_, weight("blk.0.ffn_gate_inp.weight", 8, 4), hidden());
+    ggml_tensor* mask = ggml_new_tensor_2d(context_, GGML_TYPE_F32, 4, 1);
+    ggml_set_name(mask, "inp_mask");
+    const auto made = RouterReplay::make(ggml_argsort_top_k(context_, ggml_add(context_, logits, mask), 2), nullptr);
+    ASSERT_FALSE(made.ok());
+    EXPECT_NE(made.status().message().find("inp_mask"), std::string::npos) << made.status().message();
+}
+
+TEST_F(ForeignGraph, AnAdapterOnTheRouterIsRefusedAndAnotherForm) {
+    ggml_tensor* gate = weight("blk.0.ffn_gate_inp.weight", 8, 4);
+    ggml_tensor* x = hidden();
+    ggml_tensor* plain = ggml_argsort_top_k(context_, ggml_mul_mat(context_, gate, x), 2);
+    const auto made = RouterReplay::make(plain, nullptr);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    ggml_tensor* a = weight("blk.0.ffn_gate_inp.weight.lora_a", 8, 2);
+    ggml_tensor* b = weight("blk.0.ffn_gate_inp.weight.lora_b", 2, 4);
+    ggml_tensor* both =
+        ggml_add(context_, ggml_mul_mat(context_, gate, x), ggml_mul_mat(context_, b, ggml_mul_mat(context_, a, x)));
+    EXPECT_FALSE(RouterReplay::make(ggml_argsort_top_k(context_, both, 2), nullptr).ok());
+    // Another choice from the same product is another router.
+    const auto scaled = find_router(
+        ggml_argsort_top_k(context_, ggml_scale(context_, ggml_mul_mat(context_, gate, x), 0.5F), 2), nullptr);
+    ASSERT_TRUE(scaled.ok());
+    EXPECT_NE(scaled->form, made->origin().form);
+}
+
+TEST_F(ForeignGraph, NothingUpstreamIsNoRouter) {
+    ggml_tensor* ids = ggml_new_tensor_2d(context_, GGML_TYPE_I32, 2, 1);
+    EXPECT_FALSE(find_router(ids, nullptr).ok());
+    EXPECT_FALSE(RouterReplay::make(ids, nullptr).ok());
+    // A whole network is not walked through.
+    ggml_tensor* deep = hidden();
+    for (int i = 0; i < 500; ++i) deep = ggml_scale(context_, deep, 1.5F);
+    EXPECT_FALSE(find_router(ggml_argsort_top_k(context_, deep, 2), nullptr).ok());
+}
+
+TEST_F(ForeignGraph, SeveralTokensAreRefused) {
+    ggml_tensor* x = ggml_rms_norm(context_, ggml_new_tensor_2d(context_, GGML_TYPE_F32, 8, 3), 1e-6F);
+    ggml_tensor* ids =
+        ggml_argsort_top_k(context_, ggml_mul_mat(context_, weight("blk.0.ffn_gate_inp.weight", 8, 4), x), 2);
+    EXPECT_TRUE(find_router(ids, nullptr).ok());
+    EXPECT_FALSE(RouterReplay::make(ids, nullptr).ok());
+}
+
+TEST_F(ForeignGraph, AnInputOfAnotherSizeIsRefused) {
+    ggml_tensor* ids =
+        ggml_argsort_top_k(context_, ggml_mul_mat(context_, weight("blk.0.ffn_gate_inp.weight", 8, 4), hidden()), 2);
+    auto made = RouterReplay::make(ids, nullptr);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    EXPECT_FALSE(made->run(nullptr, std::vector<float>(7)).ok());
+    EXPECT_FALSE(made->weights_of(nullptr, std::vector<int32_t>{0, 1}).ok());  // none are known
+}
+
+TEST_F(ForeignGraph, WhoIsReadLivesUntilThen) {
+    ggml_tensor* x = hidden();
+    ggml_tensor* view = ggml_reshape_3d(context_, x, 8, 1, 1);
+    ggml_tensor* dead = hidden();
+    ggml_tensor* first = ggml_scale(context_, view, 2.0F);
+    ggml_tensor* own = ggml_scale(context_, first, 2.0F);
+    ggml_cgraph* graph = ggml_new_graph(context_);
+    ggml_graph_add_node(graph, ggml_reshape_3d(context_, dead, 8, 1, 1));  // only shows it
+    ggml_graph_add_node(graph, first);
+    ggml_graph_add_node(graph, own);
+    EXPECT_TRUE(is_read_by(graph, x));
+    EXPECT_TRUE(is_read_by(graph, view));
+    EXPECT_FALSE(is_read_by(graph, dead));
+    EXPECT_FALSE(is_read_by(graph, first)) << "it is not there yet when the graph begins";
+    EXPECT_FALSE(is_read_by(graph, own));
+}
+
+TEST_F(ForeignGraph, RowsAreCopiedOnlyWhereTheyAreRowsOfFloats) {
+    ggml_tensor* x = weight("x", 4, 3);
+    auto* numbers = static_cast<float*>(x->data);
+    for (int i = 0; i < 12; ++i) numbers[i] = static_cast<float>(i);
+    std::vector<float> row(4);
+    ASSERT_TRUE(copy_row(x, 2, row));
+    EXPECT_EQ(row, (std::vector<float>{8, 9, 10, 11}));
+    EXPECT_FALSE(copy_row(x, 3, row));
+    EXPECT_FALSE(copy_row(x, -1, row));
+    std::vector<float> wide(5);
+    EXPECT_FALSE(copy_row(x, 0, wide));
+    ggml_tensor* nowhere = ggml_new_tensor_2d(context_, GGML_TYPE_F32, 4, 3);
+    EXPECT_FALSE(copy_row(nowhere, 0, row));
+}
+
+}  // namespace
+}  // namespace sluice::exec
+
+int main(int argc, char** argv) {
+    if (std::getenv("SLUICE_TEST_MODELS") == nullptr) {
+        std::fprintf(stderr, "SLUICE_TEST_MODELS names the directory of the generated models\n");
+        return 2;
+    }
+    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+    llama_backend_init();
+    ::testing::InitGoogleTest(&argc, argv);
+    return RUN_ALL_TESTS();
+}
