@@ -19,6 +19,7 @@
 #include "backend/model_state.h"
 #include "backend/process_memory.h"
 #include "backend/recording.h"
+#include "backend/router_tap.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "exec/moe_executor.h"
@@ -105,7 +106,7 @@ Result<Found> model_of(const std::string& path, bool repack) {
     if (!model.ok()) return model.status();
     (*model)->on_end = keep_counts;
     (*model)->runtime().number = record_model(**model);
-    if (recorder() != nullptr) watch_host_compute(host_compute);
+    if (recorder() != nullptr || (*model)->runtime().follow_routers) watch_host_compute(host_compute);
     known = *model;
     return Found{std::move(*model), {}};
 }
@@ -286,6 +287,8 @@ bool is_stopped(void* context) {
 
 // The pass of the graph that this thread is computing.
 thread_local std::shared_ptr<trace::Pass> t_pass;
+// The routers of its context.
+thread_local std::shared_ptr<exec::RouterBook> t_routers;
 // The layer that its traced nodes have reached.
 thread_local int32_t t_layer = -1;
 
@@ -345,6 +348,7 @@ void begin_graph(Context& c) {
     c.pass = given_pass() != nullptr ? given_pass() : c.own_pass;
     c.pass->stage = Stage::before_last_block;
     t_pass = c.pass;
+    t_routers = c.executor->routers();
     t_layer = -1;
     trace::Recorder* r = recorder();
     if (c.pass != c.own_pass || r == nullptr) return;
@@ -368,19 +372,25 @@ void note_pair(ggml_cgraph* graph, trace::Pass& pass) {
     }
 }
 
-// The CPU backend's share of a recorded graph: attention, routers, dense layers, output.
-ggml_status host_compute(ggml_backend_t cpu, ggml_cgraph* graph, exec::GraphCompute compute) {
+// The CPU backend's share of a graph: attention, routers, dense layers, output.
+ggml_status host_compute(ggml_backend_t cpu, ggml_cgraph* graph, exec::GraphCompute compute_whole) {
+    const auto tapping = [&](ggml_backend_t by, ggml_cgraph* g, auto&& compute_piece) {
+        if (t_routers == nullptr || !t_routers->has_taps()) return compute_piece(by, g);
+        return compute_with_taps(g, *t_routers, [&](ggml_cgraph* piece) { return compute_piece(by, piece); });
+    };
     trace::Pass* pass = t_pass.get();
-    if (pass == nullptr || !pass->ledger.running()) return compute(cpu, graph);
+    if (pass == nullptr || !pass->ledger.running()) return tapping(cpu, graph, compute_whole);
     Stage more_output = Stage::output_computed;
     if (!pass->stage.compare_exchange_strong(more_output, Stage::after_last_block) && more_output == Stage::closing)
-        return compute(cpu, graph);  // the process is ending
+        return tapping(cpu, graph, compute_whole);  // the process is ending
     if (pass->stage == Stage::before_last_block && pass->model < 0) note_pair(graph, *pass);
     ggml_status status = GGML_STATUS_SUCCESS;
     {
         const trace::During dense(pass->ledger, trace::Part::dense);
         const bool traced = pass->wants.nodes || pass->wants.node_layers;
-        status = traced ? exec::compute_traced(cpu, compute, graph, *pass, false, t_layer) : compute(cpu, graph);
+        status = tapping(cpu, graph, [&](ggml_backend_t by, ggml_cgraph* g) {
+            return traced ? exec::compute_traced(by, compute_whole, g, *pass, false, t_layer) : compute_whole(by, g);
+        });
     }
     if (pass->stage == Stage::after_last_block) pass->stage = Stage::output_computed;
     return status;
@@ -414,6 +424,7 @@ void backend_free(ggml_backend_t b) {
         contexts().alive.erase(c);
     }
     if (t_pass == c->pass) t_pass = nullptr;
+    if (t_routers == c->executor->routers()) t_routers = nullptr;
     c->executor.reset();
     drop_own_pool(*c);
     ggml_backend_free(c->cpu);
@@ -729,7 +740,8 @@ Result<ggml_backend_reg_t> make_registry() {
                      "this Sluice was built for llama.cpp v{} (ggml {}), but the program runs ggml {}",
                      SLUICE_LLAMA_VERSION, SLUICE_GGML_VERSION, ggml_version());
     }
-    if (Status s = install_cpu_hooks(dense_hook, begin_load, {admit_buffer, note_buffer, forget_buffer}); !s.ok()) return s;
+    if (Status s = install_cpu_hooks(dense_hook, begin_load, {admit_buffer, note_buffer, forget_buffer}); !s.ok())
+        return s;
     set_limit_follower(idle_models_follow);
     return static_cast<ggml_backend_reg_t>(registry());
 }

@@ -44,6 +44,7 @@ struct ModelRuntime {
     // and batches of some hundred rows. What is more is computed node by node.
     size_t own_bytes = 32 * MiB;
     PrefillMode prefill_mode = PrefillMode::automatic;
+    bool follow_routers = false;        // somebody predicts: each context keeps a RouterBook
     std::optional<PromptBook> prompts;  // made with the first prompt; guarded by mutex
     trace::Counters counters;           // guarded by mutex
     int32_t number = -1;                // of the model in the run record; -1: there is none

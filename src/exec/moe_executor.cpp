@@ -525,6 +525,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     layer_of_set_ = runtime.store->geometry().sets[weight.set].layer;
     pass_->ledger.at_layer(layer_of_set_);
     const uint32_t n_expert = runtime.store->geometry().sets[weight.set].n_expert;
+    if (runtime.follow_routers) routers_->reach(weight.set, graph, at);
     if (Status s = route(ids, n_expert); !s.ok()) return fail(std::move(s));
     records_.clear();
     for (uint32_t e = 0; e < n_expert; ++e) {

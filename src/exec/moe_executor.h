@@ -19,6 +19,7 @@
 #include "exec/early_nodes.h"
 #include "exec/model_runtime.h"
 #include "exec/rank_block.h"
+#include "exec/router_book.h"
 
 namespace sluice::exec {
 
@@ -39,7 +40,12 @@ class MoeExecutor {
     // backend does, which asks between nodes.
     void set_stop(Stop stop) { stop_ = stop; }
     // The next compute() is of a new pass through the model, of which a graph may be only a part.
-    void begin_graph() { counted_set_ = earlier_set_ = UINT32_MAX; }
+    void begin_graph() {
+        counted_set_ = earlier_set_ = UINT32_MAX;
+        routers_->begin_graph();
+    }
+    // Filled where the model's runtime wants its routers followed. May outlive the executor.
+    [[nodiscard]] const std::shared_ptr<RouterBook>& routers() const { return routers_; }
 
   private:
     struct Row {
@@ -131,6 +137,7 @@ class MoeExecutor {
     bool told_of_parts_ = false;
     Nanos early_ = 0;          // arithmetic of nodes before the first set of the pass was known
     bool last_block_ = false;  // the graph at hand reached the model's last set
+    std::shared_ptr<RouterBook> routers_ = std::make_shared<RouterBook>();
     ggml_context* context_ = nullptr;
     ggml_cgraph* graph_ = nullptr;  // nodes appended and not yet computed
     bool graph_has_work_ = false;

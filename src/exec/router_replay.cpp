@@ -128,18 +128,17 @@ const ggml_tensor* applied_weights(ggml_cgraph* graph) {
     return nullptr;
 }
 
-bool is_read_by(ggml_cgraph* graph, const ggml_tensor* t) {
+bool is_read_by(ggml_cgraph* graph, int at, const ggml_tensor* t) {
     const ggml_tensor* wanted = root(t);
     const int n = ggml_graph_n_nodes(graph);
+    bool read = false;
     for (int i = 0; i < n; ++i) {
         const ggml_tensor* node = ggml_graph_node(graph, i);
-        if (node == wanted) return false;  // it is computed here
-        if (is_view(node->op)) continue;   // that may be of a tensor whose time is over
-        for (const ggml_tensor* src : node->src) {
-            if (src != nullptr && root(src) == wanted) return true;
-        }
+        if (is_view(node->op)) continue;  // that may be of a tensor whose time is over
+        if (root(node) == wanted) return false;
+        for (const ggml_tensor* src : node->src) read = read || (i >= at && src != nullptr && root(src) == wanted);
     }
-    return false;
+    return read;
 }
 
 bool copy_row(const ggml_tensor* input, int64_t token, std::span<float> row) {

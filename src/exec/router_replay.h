@@ -33,8 +33,9 @@ Result<RouterOrigin> find_router(const ggml_tensor* ids, const ggml_tensor* weig
 // input) with. nullptr where there is none.
 const ggml_tensor* applied_weights(ggml_cgraph* graph);
 
-// Whether `t` is sure to hold its numbers until `graph` begins: one of the graph's nodes reads them.
-bool is_read_by(ggml_cgraph* graph, const ggml_tensor* t);
+// Whether `t` is sure to hold its numbers when all nodes of `graph` before `at` are computed: a later one reads them,
+// and none of the graph's writes them.
+bool is_read_by(ggml_cgraph* graph, int at, const ggml_tensor* t);
 
 // The numbers of one token. False where the tensor has no such row of floats in memory of this process.
 bool copy_row(const ggml_tensor* input, int64_t token, std::span<float> row);

@@ -19,6 +19,8 @@
 #include <string_view>
 #include <vector>
 
+#include "exec/router_book.h"
+
 // Sanitizers bring their own operator new.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #include "tests/count_allocations.h"
@@ -378,11 +380,13 @@ TEST_F(ForeignGraph, WhoIsReadLivesUntilThen) {
     ggml_graph_add_node(graph, ggml_reshape_3d(context_, dead, 8, 1, 1));  // only shows it
     ggml_graph_add_node(graph, first);
     ggml_graph_add_node(graph, own);
-    EXPECT_TRUE(is_read_by(graph, x));
-    EXPECT_TRUE(is_read_by(graph, view));
-    EXPECT_FALSE(is_read_by(graph, dead));
-    EXPECT_FALSE(is_read_by(graph, first)) << "it is not there yet when the graph begins";
-    EXPECT_FALSE(is_read_by(graph, own));
+    EXPECT_TRUE(is_read_by(graph, 0, x));
+    EXPECT_TRUE(is_read_by(graph, 0, view));
+    EXPECT_TRUE(is_read_by(graph, 1, x));
+    EXPECT_FALSE(is_read_by(graph, 2, x)) << "who reads it is over, and may have let others write there";
+    EXPECT_FALSE(is_read_by(graph, 0, dead));
+    EXPECT_FALSE(is_read_by(graph, 0, first)) << "it is not there yet when the graph begins";
+    EXPECT_FALSE(is_read_by(graph, 0, own));
 }
 
 TEST_F(ForeignGraph, RowsAreCopiedOnlyWhereTheyAreRowsOfFloats) {
@@ -398,6 +402,111 @@ TEST_F(ForeignGraph, RowsAreCopiedOnlyWhereTheyAreRowsOfFloats) {
     EXPECT_FALSE(copy_row(x, 0, wide));
     ggml_tensor* nowhere = ggml_new_tensor_2d(context_, GGML_TYPE_F32, 4, 3);
     EXPECT_FALSE(copy_row(nowhere, 0, row));
+}
+
+// One layer's block of one token behind a router, with experts that nobody computes.
+struct BlockGraph {
+    ggml_tensor *x, *product, *ids, *first;
+    ggml_cgraph* graph;
+};
+
+class Book : public ForeignGraph {
+  protected:
+    // `kept`: the experts read what the router reads.
+    BlockGraph block(ggml_tensor* gate, bool kept, float first_number, int64_t tokens = 1) {
+        BlockGraph b{};
+        b.x = weight("hidden", 8, tokens);
+        static_cast<float*>(b.x->data)[0] = first_number;
+        b.product = ggml_mul_mat(context_, gate, b.x);
+        return over(b.product, b.x, kept ? b.x : weight("other", 8, tokens));
+    }
+    BlockGraph over(ggml_tensor* product, ggml_tensor* x, ggml_tensor* read) {
+        BlockGraph b{.x = x, .product = product, .ids = nullptr, .first = nullptr, .graph = ggml_new_graph(context_)};
+        b.ids = ggml_argsort_top_k(context_, product, 2);
+        ggml_tensor* experts = ggml_new_tensor_3d(context_, GGML_TYPE_F32, 8, 8, 4);
+        b.first = ggml_mul_mat_id(context_, experts, ggml_reshape_3d(context_, read, 8, 1, read->ne[1]), b.ids);
+        ggml_graph_add_node(b.graph, b.first);
+        return b;
+    }
+    RouterBook book_;
+};
+
+TEST_F(Book, WhatLivesUntilTheBlockIsTakenThere) {
+    ggml_tensor* gate = weight("blk.0.ffn_gate_inp.weight", 8, 4);
+    EXPECT_TRUE(book_.input(0).empty());
+    EXPECT_EQ(book_.replay(0), nullptr);
+    EXPECT_FALSE(book_.why(0).empty());
+    const BlockGraph b = block(gate, true, 7);
+    book_.reach(0, b.graph, 0);
+    ASSERT_EQ(book_.input(0).size(), 8U);
+    EXPECT_EQ(book_.input(0)[0], 7);
+    EXPECT_NE(book_.replay(0), nullptr);
+    EXPECT_TRUE(book_.why(0).empty());
+    EXPECT_FALSE(book_.has_taps());
+    book_.begin_graph();
+    EXPECT_TRUE(book_.input(0).empty()) << "it was another graph's";
+    EXPECT_NE(book_.replay(0), nullptr) << "the router is the same";
+}
+
+TEST_F(Book, WhatDoesNotIsTappedFromTheNextGraphOn) {
+    ggml_tensor* gate = weight("blk.1.ffn_gate_inp.weight", 8, 4);
+    const BlockGraph first = block(gate, false, 7);
+    book_.reach(1, first.graph, 0);
+    EXPECT_TRUE(book_.input(1).empty());
+    EXPECT_NE(book_.why(1).find("blk.1.ffn_gate_inp.weight"), std::string::npos);
+    EXPECT_NE(book_.replay(1), nullptr);
+    ASSERT_TRUE(book_.has_taps());
+
+    const BlockGraph next = block(gate, false, 9);
+    book_.begin_graph();
+    EXPECT_TRUE(book_.is_tapped(next.product));
+    EXPECT_FALSE(book_.is_tapped(next.first));
+    EXPECT_FALSE(book_.is_tapped(block(gate, false, 1, 3).product)) << "of several tokens";
+    book_.tapped(next.product);
+    static_cast<float*>(next.x->data)[0] = -1;  // somebody else's by now
+    book_.reach(1, next.graph, 0);
+    ASSERT_FALSE(book_.input(1).empty());
+    EXPECT_EQ(book_.input(1)[0], 9);
+    EXPECT_TRUE(book_.why(1).empty());
+}
+
+TEST_F(Book, TwoBlocksBehindOneProductShareItsInput) {
+    ggml_tensor* gate = weight("blk.0.ffn_gate_inp.weight", 8, 4);
+    const BlockGraph first = block(gate, true, 5);
+    const BlockGraph second = over(first.product, first.x, weight("other", 8, 1));
+    book_.reach(0, first.graph, 0);
+    book_.reach(1, second.graph, 0);
+    ASSERT_FALSE(book_.input(1).empty());
+    EXPECT_EQ(book_.input(1)[0], 5);
+    EXPECT_FALSE(book_.has_taps());
+}
+
+TEST_F(Book, SeveralTokensTellNothing) {
+    const BlockGraph b = block(weight("blk.0.ffn_gate_inp.weight", 8, 4), true, 5, 3);
+    book_.reach(0, b.graph, 0);
+    EXPECT_TRUE(book_.input(0).empty());
+    EXPECT_EQ(book_.replay(0), nullptr);
+    EXPECT_FALSE(book_.has_taps());
+}
+
+TEST_F(Book, AnotherRouterUnderTheSameNameReplacesTheCopy) {
+    ggml_tensor* gate = weight("blk.0.ffn_gate_inp.weight", 8, 4);
+    const BlockGraph plain = block(gate, true, 5);
+    book_.reach(0, plain.graph, 0);
+    const uint64_t form = book_.replay(0)->origin().form;
+    book_.begin_graph();
+    ggml_tensor* scaled = ggml_scale(context_, ggml_mul_mat(context_, gate, plain.x), 0.5F);
+    const BlockGraph other = over(scaled, plain.x, plain.x);
+    book_.reach(0, other.graph, 0);
+    ASSERT_NE(book_.replay(0), nullptr);
+    EXPECT_NE(book_.replay(0)->origin().form, form);
+    // And one that cannot be followed leaves none.
+    book_.begin_graph();
+    const BlockGraph lost = over(ggml_new_tensor_2d(context_, GGML_TYPE_F32, 4, 1), plain.x, plain.x);
+    book_.reach(0, lost.graph, 0);
+    EXPECT_EQ(book_.replay(0), nullptr);
+    EXPECT_TRUE(book_.input(0).empty());
+    EXPECT_FALSE(book_.why(0).empty());
 }
 
 }  // namespace
