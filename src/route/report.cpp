@@ -1,0 +1,158 @@
+#include "route/report.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace sluice::route {
+namespace {
+
+using enum Predictor;
+
+std::string percent(double rate) {
+    return rate < 0 ? "-" : fmt::format("{:.1f}", 100 * rate);
+}
+
+std::string percent_of(double rate) {
+    return rate < 0 ? "-" : fmt::format("{:.1f} %", 100 * rate);
+}
+
+std::string headline(const Scores& s, Predictor p) {
+    const Score t = s.total(p);
+    return fmt::format("{} {} of routed slots ({} whole routings)", name(p), percent_of(t.overlap()),
+                       percent_of(t.whole_rate()));
+}
+
+std::string scored(const Scores& s, Predictor p) {
+    const Score t = s.total(p);
+    return fmt::format("{} {} routings/{} slots", name(p), t.routings, t.slots);
+}
+
+std::string reads(const Scores& s, Predictor p) {
+    const Score t = s.total(p);
+    return fmt::format("{} names {}, {} in time; of {} reads {} would have been of use", name(p),
+                       percent_of(t.recall()), percent_of(t.timely_recall()), t.absent, percent_of(t.precision()));
+}
+
+std::string micros(double nanos) {
+    return nanos < 0 ? "-" : fmt::format("{:.1f} us", nanos / 1e3);
+}
+
+// By tenths: what was said, how often it came true, of how many.
+std::string calibration(const Scores& s, Predictor p) {
+    std::string out;
+    for (const Bin& b : s.calibration(p)) {
+        if (b.said == 0) continue;
+        const auto n = static_cast<double>(b.said);
+        out += fmt::format("{}{:.0f} % came {:.0f} % of {}", out.empty() ? "" : ", ", 100 * b.confidence / n,
+                           100 * static_cast<double>(b.came) / n, b.said);
+    }
+    return out.empty() ? "-" : out;
+}
+
+// Layers whose control is not complete.
+std::string wrong_layers(const Scores& s, std::span<const int> layers) {
+    constexpr int kShown = 8;
+    std::string out;
+    int n = 0;
+    for (size_t set = 0; set < s.sets(); ++set) {
+        const Score& c = s.of(control, set);
+        if (c.routings == 0 || c.hits == c.slots) continue;
+        if (++n <= kShown) out += fmt::format("{}{}", out.empty() ? "" : ", ", layers[set]);
+    }
+    return n > kShown ? out + fmt::format(" and {} more", n - kShown) : out;
+}
+
+nlohmann::json or_null(double v) {
+    return v < 0 ? nlohmann::json(nullptr) : nlohmann::json(v);
+}
+
+nlohmann::json score_json(const Score& t) {
+    return {{"routings", t.routings},
+            {"whole", t.whole},
+            {"slots", t.slots},
+            {"hits", t.hits},
+            {"missing", t.missing},
+            {"missing_named", t.missing_named},
+            {"missing_in_time", t.missing_in_time},
+            {"absent", t.absent},
+            {"absent_chosen", t.absent_chosen},
+            {"not_ranked",
+             {{"first_layers", t.unranked[0]}, {"first_token", t.unranked[1]}, {"no_router", t.unranked[2]}}}};
+}
+
+}  // namespace
+
+std::vector<std::string> report_lines(const Scores& s, std::span<const int> layers) {
+    const Score stale = s.total(stale1), before = s.total(previous), own = s.total(control);
+    if (stale.routings + before.routings + own.routings + stale.not_ranked() + own.not_ranked() == 0) return {};
+    std::vector<std::string> out;
+    out.push_back(
+        fmt::format("moe-predict: {} | {} | {}", headline(s, stale1), headline(s, previous), headline(s, control)));
+    out.push_back(
+        fmt::format("moe-predict: {} | {} | {}", headline(s, stale2), headline(s, stale4), headline(s, popular)));
+    out.push_back(
+        fmt::format("moe-predict: scored: {}, {}, {}; the stale gate could not rank {} routings: {} of the first "
+                    "layer, {} of the first token, {} whose router or hidden state is not known",
+                    scored(s, stale1), scored(s, previous), scored(s, control), stale.not_ranked(), stale.unranked[0],
+                    stale.unranked[1], stale.unranked[2]));
+    std::string line = fmt::format("moe-predict: of {} experts that had to be read: ", stale.missing);
+    bool first = true;
+    for (const Predictor p : kAllPredictors) {
+        if (p == control) continue;
+        line += (first ? "" : " | ") + reads(s, p);
+        first = false;
+    }
+    out.push_back(line);
+    out.push_back(fmt::format(
+        "moe-predict: each guess took: stale gate {}, previous token {}, popularity {}; control {}",
+        micros(s.cost(stale1)), micros(s.cost(previous)), micros(s.cost(popular)), micros(s.cost(control))));
+    out.push_back(fmt::format("moe-predict: stale gate, how sure and how right: {}", calibration(s, stale1)));
+    if (own.routings > 0 && own.hits < own.slots) {
+        out.push_back(
+            fmt::format("moe-predict: the control should be 100 % and is {:.3f} %, in layers {}: what is replayed "
+                        "is not what this model's routers do, so read the others against it",
+                        100 * own.overlap(), wrong_layers(s, layers)));
+    }
+    out.push_back(" layer   stale    prev    ctrl  routings");
+    for (size_t set = 0; set < s.sets(); ++set) {
+        const uint64_t routings =
+            std::max({s.of(control, set).routings, s.of(stale1, set).routings, s.of(previous, set).routings});
+        out.push_back(fmt::format("{:>6} {:>7} {:>7} {:>7} {:>9}", layers[set], percent(s.of(stale1, set).overlap()),
+                                  percent(s.of(previous, set).overlap()), percent(s.of(control, set).overlap()),
+                                  routings));
+    }
+    return out;
+}
+
+nlohmann::json report_json(const Scores& s, std::span<const int> layers) {
+    nlohmann::json all = nlohmann::json::object();
+    for (const Predictor p : kAllPredictors) {
+        nlohmann::json j = score_json(s.total(p));
+        const Score t = s.total(p);
+        j["overlap"] = or_null(t.overlap());
+        j["whole_rate"] = or_null(t.whole_rate());
+        j["recall"] = or_null(t.recall());
+        j["timely_recall"] = or_null(t.timely_recall());
+        j["precision"] = or_null(t.precision());
+        j["cost_ns"] = or_null(s.cost(p));
+        nlohmann::json bins = nlohmann::json::array();
+        for (const Bin& b : s.calibration(p))
+            bins.push_back({{"said", b.said},
+                            {"came", b.came},
+                            {"confidence", b.said == 0 ? 0 : b.confidence / static_cast<double>(b.said)}});
+        j["calibration"] = std::move(bins);
+        nlohmann::json by_layer = nlohmann::json::array();
+        for (size_t set = 0; set < s.sets(); ++set) {
+            nlohmann::json l = score_json(s.of(p, set));
+            l["layer"] = layers[set];
+            by_layer.push_back(std::move(l));
+        }
+        j["layers"] = std::move(by_layer);
+        all[name(p)] = std::move(j);
+    }
+    return all;
+}
+
+}  // namespace sluice::route
