@@ -15,6 +15,7 @@
 #include "base/bytes.h"
 #include "base/status.h"
 #include "exec/prefill_plan.h"
+#include "route/dials.h"
 #include "sched/fetcher.h"
 #include "store/record_store.h"
 #include "trace/counters.h"
@@ -45,6 +46,7 @@ struct ModelRuntime {
     size_t own_bytes = 32 * MiB;
     PrefillMode prefill_mode = PrefillMode::automatic;
     bool follow_routers = false;        // somebody predicts: each context keeps a RouterBook
+    route::Dials dials;  // what may change which experts run in decode
     std::optional<PromptBook> prompts;  // made with the first prompt; guarded by mutex
     trace::Counters counters;           // guarded by mutex
     int32_t number = -1;                // of the model in the run record; -1: there is none

@@ -303,7 +303,7 @@ Status MoeExecutor::route(const ggml_tensor* ids, uint32_t n_expert) {
     const int64_t n_tokens = ids->ne[1];
     row_begin_.assign(n_expert + 1, 0);
     for (int64_t t = 0; t < n_tokens; ++t) {
-        for (int64_t k = 0; k < n_ids; ++k) {
+        for (int64_t k = 0; k < edit_.kept(t, n_ids); ++k) {
             const int32_t id = id_at(ids, k, t);
             if (id < 0 || static_cast<uint32_t>(id) >= n_expert) {
                 return error(Code::corrupt, "the router chose expert {} of {} ({})", id, n_expert, ids->name);
@@ -312,10 +312,10 @@ Status MoeExecutor::route(const ggml_tensor* ids, uint32_t n_expert) {
         }
     }
     for (size_t e = 0; e < n_expert; ++e) row_begin_[e + 1] += row_begin_[e];
-    rows_.resize(static_cast<size_t>(n_ids * n_tokens));
+    rows_.resize(static_cast<size_t>(row_begin_.back()));
     place_.assign(row_begin_.begin(), row_begin_.end() - 1);  // where the next row of each expert goes
     for (int64_t t = 0; t < n_tokens; ++t) {
-        for (int64_t k = 0; k < n_ids; ++k) {
+        for (int64_t k = 0; k < edit_.kept(t, n_ids); ++k) {
             const auto id = static_cast<size_t>(id_at(ids, k, t));
             rows_[static_cast<size_t>(place_[id]++)] = {static_cast<int32_t>(k), static_cast<int32_t>(t)};
         }
@@ -327,7 +327,7 @@ trace::PhaseCounters& MoeExecutor::phase(ModelRuntime& runtime) const {
     return decoding_ ? runtime.counters.decode : runtime.counters.prefill;
 }
 
-bool MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids) {
+bool MoeExecutor::visit(const WeightRef& weight, const ggml_tensor* ids) {
     ModelRuntime& runtime = *weight.runtime;
     constexpr uint8_t kUnknown = UINT8_MAX;
     const model::Geometry& geometry = runtime.store->geometry();
@@ -353,6 +353,11 @@ bool MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids)
         pass_->tokens += ids->ne[1];
         phase(runtime).tokens += static_cast<uint64_t>(ids->ne[1]);
     }
+    return true;
+}
+
+void MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids) {
+    ModelRuntime& runtime = *weight.runtime;
     uint64_t hits = 0;
     for (const RecordId r : records_) hits += runtime.fetcher->resident(r) ? 1 : 0;
     phase(runtime).lookups += records_.size();
@@ -360,13 +365,19 @@ bool MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids)
     pass_->lookups += static_cast<int64_t>(records_.size());
     pass_->hits += static_cast<int64_t>(hits);
     if (pass_->wants.rows) {
-        pass_->layers.resize(geometry.sets.size());
+        pass_->layers.resize(runtime.store->geometry().sets.size());
         pass_->layers[weight.set].routed += std::exchange(early_, 0);
         pass_->layers[weight.set].lookups += static_cast<int64_t>(records_.size());
         pass_->layers[weight.set].hits += static_cast<int64_t>(hits);
         count_routes(weight, ids);
     }
-    return true;
+}
+
+// Which experts run: what the router chose, unless an option says otherwise. Once per block, before its first product.
+void MoeExecutor::choose_experts(ggml_cgraph* graph, int at, const WeightRef& weight, bool first) {
+    if (first || edited_set_ != weight.set) edit_.clear();
+    edited_set_ = weight.set;
+    if (first && decoding_ && !pass_->warmup) edit_.edit(graph, at, weight, weight_of_, *pass_);
 }
 
 // The cache learns what was chosen, token by token where there are several.
@@ -404,15 +415,17 @@ void MoeExecutor::count_routes(const WeightRef& weight, const ggml_tensor* ids) 
             if (!pass_->wants.routes) continue;
             const RecordId r = store.record(weight.set, e);
             const bool hit = runtime.fetcher->resident(r);
-            const bool pays = !hit && place_[e]++ == 0;
+            const RouteEdit::Was was = edit_.was(k, t, ids->ne[0]);
+            const bool pays = !hit && !was.dropped && place_[e]++ == 0;
             pass_->route_events.push_back({.record = r,
                                            .layer = set.layer,
                                            .token = static_cast<int32_t>(t),
-                                           .rank = static_cast<int32_t>(k),
+                                           .rank = was.rank,
                                            .expert = e,
-                                           .weight = std::numeric_limits<float>::quiet_NaN(),
+                                           .weight = was.weight,
                                            .residency = static_cast<int8_t>(hit ? 1 : 0),
-                                           .bytes = pays ? bytes : 0});
+                                           .bytes = pays ? bytes : 0,
+                                           .dropped = was.dropped});
         }
     }
 }
@@ -420,6 +433,7 @@ void MoeExecutor::count_routes(const WeightRef& weight, const ggml_tensor* ids) 
 // The weights of the block's routings are an input of the node that applies them.
 void MoeExecutor::note_weights(const ggml_tensor* node) {
     if (node->op != GGML_OP_MUL || std::strncmp(node->name, "ffn_moe_weighted", 16) != 0) return;
+    if (edit_.active()) return;  // told with the choice, as the router had them
     const ggml_tensor* w = node->src[1];
     if (w->type != GGML_TYPE_F32 || w->data == nullptr || w->ne[0] != 1) return;
     for (size_t i = routes_begin_; i < pass_->route_events.size(); ++i) {
@@ -525,13 +539,18 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     layer_of_set_ = runtime.store->geometry().sets[weight.set].layer;
     pass_->ledger.at_layer(layer_of_set_);
     const uint32_t n_expert = runtime.store->geometry().sets[weight.set].n_expert;
+    const bool first = visit(weight, ids);
     if (runtime.follow_routers) routers_->reach(weight.set, graph, at);
+    choose_experts(graph, at, weight, first);
     if (Status s = route(ids, n_expert); !s.ok()) return fail(std::move(s));
     records_.clear();
     for (uint32_t e = 0; e < n_expert; ++e) {
         if (row_begin_[e + 1] > row_begin_[e]) records_.push_back(runtime.store->record(weight.set, e));
     }
-    if (count_lookups(weight, ids)) tell_choices(weight, ids->ne[1]);
+    if (first) {
+        count_lookups(weight, ids);
+        tell_choices(weight, ids->ne[1]);
+    }
 
     sched::Fetcher& fetcher = *runtime.fetcher;
     fetcher.enter(weight.set, decoding_ ? trace::Phase::decode : trace::Phase::prefill);
@@ -741,6 +760,7 @@ ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
         ggml_tensor* node = block_.nodes[n];
         for (size_t i = 0; i < rows; ++i)
             std::memcpy(row_at(node, order_[i].k, order_[i].t), rank_row(n, i), node->nb[1]);
+        clear_dropped_rows(node);
     }
     return GGML_STATUS_SUCCESS;
 }
@@ -1008,19 +1028,23 @@ ggml_status MoeExecutor::append_resident(ggml_tensor* node, const WeightRef& wei
     const bool panel = has_panel_kernel(node->src[0]->type) && most_rows >= kPanelRows;
 
     const bool one_token = node->src[2]->ne[1] == 1;
-    ggml_status status = make_room(one_token ? static_cast<size_t>(n_rows) : 1);
+    ggml_status status = make_room(one_token ? static_cast<size_t>(n_rows) + 1 : 1);
     if (status != GGML_STATUS_SUCCESS) return status;
 
-    if (narrow && !panel && runtime.same_delta[weight.set][weight.component]) {
+    // Tokens of which different numbers of ranks are computed are no node of the graph's shape.
+    const bool whole = one_token || !edit_.active();
+    if (narrow && !panel && whole && runtime.same_delta[weight.set][weight.component]) {
         place_.assign(n_expert, 0);
         for (const RecordId r : records_) {
             place_[runtime.store->expert_of(r)] = static_cast<int32_t>(fetcher.cache().find(r) - window.first);
         }
         append_strided(node, weight, window, place_);
+        append_dropped_rows(node);
         return GGML_STATUS_SUCCESS;
     }
     if (one_token) {
         append_single_rows(node, weight);
+        append_dropped_rows(node);
         return GGML_STATUS_SUCCESS;
     }
     // Gathering rows needs the node's input to be there.
@@ -1085,14 +1109,23 @@ ggml_tensor* MoeExecutor::ids_of(const ggml_tensor* original, int32_t* values, i
 void MoeExecutor::append_strided(ggml_tensor* node, const WeightRef& weight, const Window& window,
                                  std::span<const int32_t> place_of_expert) {
     const ggml_tensor* ids = node->src[2];
-    int32_t* out = new_ints(static_cast<size_t>(ids->ne[0] * ids->ne[1]));
-    ggml_tensor* places = ids_of(ids, out, ids->ne[0], ids->ne[1]);
+    // Of one token the ranks that are computed may be fewer than the graph has.
+    const int64_t ranks = edit_.kept(0, ids->ne[0]);
+    int32_t* out = new_ints(static_cast<size_t>(ranks * ids->ne[1]));
+    ggml_tensor* places = ids_of(ids, out, ranks, ids->ne[1]);
     for (int64_t t = 0; t < ids->ne[1]; ++t) {
-        for (int64_t k = 0; k < ids->ne[0]; ++k) *out++ = place_of_expert[static_cast<size_t>(id_at(ids, k, t))];
+        for (int64_t k = 0; k < ranks; ++k) *out++ = place_of_expert[static_cast<size_t>(id_at(ids, k, t))];
     }
 
     ggml_tensor* n = new_tensor();
     *n = *node;
+    if (ranks < ids->ne[0]) {
+        n->ne[1] = ranks;
+        ggml_tensor* x = new_tensor();
+        *x = *node->src[1];
+        x->ne[1] = std::min(x->ne[1], ranks);
+        n->src[1] = x;
+    }
     n->src[0] = weight_view(node->src[0], weight, window.begin, window.slots, window.stride);
     n->src[2] = places;
     append(n);
@@ -1123,6 +1156,30 @@ void MoeExecutor::append_single_rows(ggml_tensor* node, const WeightRef& weight)
             n->src[2] = ids_of(node->src[2], zero, 1, 1);
             append(n);
         }
+    }
+}
+
+// Ranks of one token that no expert computes are zeros: whatever the weights after them are, they add nothing.
+void MoeExecutor::append_dropped_rows(ggml_tensor* node) {
+    const int64_t kept = edit_.kept(0, node->ne[1]);
+    if (kept == node->ne[1]) return;
+    ggml_tensor* rest = new_tensor();
+    *rest = *node;
+    rest->op = GGML_OP_FILL;
+    rest->data = row_at(node, kept, 0);
+    rest->ne[1] -= kept;
+    std::fill(std::begin(rest->src), std::end(rest->src), nullptr);
+    std::fill(std::begin(rest->op_params), std::end(rest->op_params), 0);
+    rest->src[0] = node;
+    append(rest);
+}
+
+// The same for all tokens, now.
+void MoeExecutor::clear_dropped_rows(ggml_tensor* node) {
+    if (!edit_.active()) return;
+    for (int64_t t = 0; t < node->ne[2]; ++t) {
+        for (int64_t k = edit_.kept(t, node->ne[1]); k < node->ne[1]; ++k)
+            std::memset(row_at(node, k, t), 0, static_cast<size_t>(node->ne[0]) * sizeof(float));
     }
 }
 
@@ -1200,6 +1257,7 @@ ggml_status MoeExecutor::run_gathered(ggml_tensor* node, const WeightRef& weight
         }
         begin = end;
     }
+    clear_dropped_rows(node);
     return GGML_STATUS_SUCCESS;
 }
 

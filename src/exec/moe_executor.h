@@ -19,6 +19,7 @@
 #include "exec/early_nodes.h"
 #include "exec/model_runtime.h"
 #include "exec/rank_block.h"
+#include "exec/route_edit.h"
 #include "exec/router_book.h"
 
 namespace sluice::exec {
@@ -41,7 +42,7 @@ class MoeExecutor {
     void set_stop(Stop stop) { stop_ = stop; }
     // The next compute() is of a new pass through the model, of which a graph may be only a part.
     void begin_graph() {
-        counted_set_ = earlier_set_ = UINT32_MAX;
+        counted_set_ = earlier_set_ = edited_set_ = UINT32_MAX;
         routers_->begin_graph();
     }
     // Filled where the model's runtime wants its routers followed. May outlive the executor.
@@ -71,6 +72,7 @@ class MoeExecutor {
 
     ggml_status run(ggml_cgraph* graph);
     ggml_status mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef& weight);
+    void choose_experts(ggml_cgraph* graph, int at, const WeightRef& weight, bool first);
     Status route(const ggml_tensor* ids, uint32_t n_expert);
     ggml_status append_resident(ggml_tensor* node, const WeightRef& weight);
     ggml_status compute_held(ggml_tensor* node, const WeightRef& weight);
@@ -99,6 +101,8 @@ class MoeExecutor {
     void append_strided(ggml_tensor* node, const WeightRef& weight, const Window& window,
                         std::span<const int32_t> place_of_expert);
     void append_single_rows(ggml_tensor* node, const WeightRef& weight);
+    void append_dropped_rows(ggml_tensor* node);
+    void clear_dropped_rows(ggml_tensor* node);
     [[nodiscard]] Window window_over(const WeightRef& weight, std::span<const RecordId> records) const;
     ggml_tensor* weight_of_one(const ggml_tensor* original, const WeightRef& weight, RecordId record);
     ggml_tensor* ids_of(const ggml_tensor* original, int32_t* values, int64_t n_ids, int64_t n_tokens);
@@ -111,8 +115,9 @@ class MoeExecutor {
     void let_go();
     ggml_status fail(Status status);
     trace::PhaseCounters& phase(ModelRuntime& runtime) const;
-    // False where the block's choices were counted already, by another of its nodes.
-    bool count_lookups(const WeightRef& weight, const ggml_tensor* ids);
+    // False where the block was visited already, by another of its nodes.
+    bool visit(const WeightRef& weight, const ggml_tensor* ids);
+    void count_lookups(const WeightRef& weight, const ggml_tensor* ids);
     void tell_choices(const WeightRef& weight, int64_t n_tokens);
     void count_routes(const WeightRef& weight, const ggml_tensor* ids);
     void note_weights(const ggml_tensor* node);
@@ -144,6 +149,8 @@ class MoeExecutor {
     Status last_error_;
 
     Held held_;
+    RouteEdit edit_;
+    uint32_t edited_set_ = UINT32_MAX;  // whose block edit_ is of
     // The phase of a pass is told by the set that it visits first: the last layer of a prompt may have a single row,
     // since only outputs that somebody asked for are computed there.
     const ModelRuntime* counted_runtime_ = nullptr;

@@ -54,6 +54,10 @@ struct Pass {
     int64_t predicted_bytes = 0, predicted_physical = 0, rejected_bytes = 0, late = 0;
     int64_t evictions = 0, rereads = 0, waves = 0;
     int64_t blocks_micro = 0, blocks_macro = 0, ahead_bytes = 0;
+    // Ranks of tokens in layers that a lossy option was asked about, and what became of them; rows that it could not
+    // change.
+    bool dials = false;
+    int64_t routed = 0, dropped = 0, substituted = 0, unedited = 0;
     Nanos read_busy = 0;
     int64_t queue_depth_max = 0;
     int64_t cache_resident = 0;
@@ -83,6 +87,8 @@ struct Pass {
         predicted_bytes = predicted_physical = rejected_bytes = late = 0;
         evictions = rereads = waves = 0;
         blocks_micro = blocks_macro = ahead_bytes = 0;
+        dials = false;
+        routed = dropped = substituted = unedited = 0;
         read_busy = 0;
         queue_depth_max = cache_resident = 0;
         latency.clear();

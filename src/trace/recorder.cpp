@@ -131,6 +131,12 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
             row.blocks_macro = pass.blocks_macro;
             row.ahead_bytes = pass.ahead_bytes;
         }
+        if (pass.dials) {
+            row.routed = pass.routed;
+            row.dropped = pass.dropped;
+            row.substituted = pass.substituted;
+            row.unedited = pass.unedited;
+        }
         row.read_p50 = pass.latency.percentile(0.50);
         row.read_p95 = pass.latency.percentile(0.95);
         row.read_p99 = pass.latency.percentile(0.99);

@@ -66,11 +66,12 @@ struct Row {
     Measure hits, misses, joins, late;
     Measure reads;
     Measure evictions_capacity, evictions_shrink, evictions_speculative;
-    Measure rereads;                     // records brought in again after an eviction
-    Measure waves;                       // rounds of layers whose experts did not fit at once
-    Measure blocks_micro, blocks_macro;  // layers of a prompt, by how their experts were read
-    Measure ahead_bytes;                 // of exact_bytes: asked for before a router had chosen
-    Measure retries;                     // attempts at the device beyond one per read
+    Measure rereads;                                 // records brought in again after an eviction
+    Measure waves;                                   // rounds of layers whose experts did not fit at once
+    Measure blocks_micro, blocks_macro;              // layers of a prompt, by how their experts were read
+    Measure ahead_bytes;                             // of exact_bytes: asked for before a router had chosen
+    Measure routed, dropped, substituted, unedited;  // what lossy options did
+    Measure retries;                                 // attempts at the device beyond one per read
 
     // Issue to ready, of the reads of this row.
     Measure read_p50, read_p95, read_p99, read_max;

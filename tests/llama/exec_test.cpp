@@ -79,6 +79,7 @@ struct Block {
         ggml_tensor* act = ggml_swiglu_split(context, gate, up);
         ggml_tensor* down = ggml_mul_mat_id(context, experts.back(), act, ids);
         ggml_tensor* weighted = ggml_mul(context, down, weights);
+        ggml_set_name(weighted, "ffn_moe_weighted-0");
         for (int64_t k = 0; k < kTopK; ++k) {
             ggml_tensor* rank = ggml_view_2d(context, weighted, kEmbd, s.tokens, weighted->nb[2],
                                              static_cast<size_t>(k) * weighted->nb[1]);
@@ -315,6 +316,33 @@ class ExecutorTest : public ::testing::Test {
             if (status != GGML_STATUS_SUCCESS) return status;
         }
         return GGML_STATUS_SUCCESS;
+    }
+    // New choices of all layers with weights that sum to 1, what the dials of the runtime make of them, and what stock
+    // makes of that. Returns how many ranks are dropped.
+    size_t choose_with_dials() {
+        size_t n = 0;
+        std::uniform_real_distribution<float> uniform(0.01F, 1.0F);
+        for (uint32_t l = 0; l < blocks_.size(); ++l) {
+            Block& reference = *references_[l];
+            choose(l, kExperts);
+            auto* ids = static_cast<int32_t*>(reference.ids->data);
+            auto* weights = static_cast<float*>(reference.weights->data);
+            for (int64_t t = 0; t < shape_.tokens; ++t) {
+                const std::span<int32_t> experts(ids + t * kTopK, kTopK);
+                const std::span<float> row(weights + t * kTopK, kTopK);
+                float sum = 0;
+                for (float& w : row) sum += w = uniform(random_);
+                for (float& w : row) w /= sum;
+                std::memcpy(static_cast<float*>(blocks_[l]->weights->data) + t * kTopK, row.data(), row.size_bytes());
+                std::vector<uint8_t> resident, dropped(kTopK);
+                for (const int32_t e : experts)
+                    resident.push_back(runtime_->fetcher->resident(store_->record(l, static_cast<uint32_t>(e))) ? 1
+                                                                                                                : 0);
+                n += route::drop_cold({experts, row, resident}, runtime_->dials.drop_cold, dropped);
+            }
+            EXPECT_EQ(ggml_backend_graph_compute(cpu_, reference.graph), GGML_STATUS_SUCCESS);
+        }
+        return n;
     }
     void reallocate() {
         for (const auto& block : blocks_) ASSERT_NO_FATAL_FAILURE(block->allocate());
@@ -837,6 +865,142 @@ TEST(PoolTaskTest, RowsConvertedInGroupsAreTheSame) {
         }
     }
     if (repacked == 0) GTEST_SKIP() << "this processor repacks nothing";
+}
+
+// ---- which experts run, with lossy options on
+
+TEST_F(ExecutorTest, DroppedRanksCostNothingAndDisturbNoOtherNumber) {
+    std::vector<Shape> shapes;
+    for (const bool fused : {false, true}) {
+        for (const int64_t tokens : {int64_t{1}, int64_t{3}}) {
+            for (const uint32_t align : {1U, 512U})
+                shapes.push_back({GGML_TYPE_Q8_0, fused, fused, tokens, align, false, fused});
+        }
+    }
+    uint64_t seed = 1;
+    for (const Shape& shape : shapes) {
+        for (const uint32_t slots : {1U, 4U, 7U, 12U}) {
+            for (const int way : {0, 1, 2}) {
+                ASSERT_NO_FATAL_FAILURE(start(shape, ++seed));
+                io::SimOptions sim;
+                sim.seed = seed;
+                sim.jitter = 5;
+                sim.shuffle = true;
+                ASSERT_NO_FATAL_FAILURE(stream(slots, sim, way != 1, 0, way == 2));
+                runtime_->dials.drop_cold = 1.1;
+                size_t all = 0;
+                for (int token = 0; token < 12; ++token) {
+                    const std::string what = fmt::format("tokens {} fused {} align {} slots {} way {} token {}",
+                                                         shape.tokens, shape.fused, shape.align, slots, way, token);
+                    const size_t dropped = choose_with_dials();
+                    all += dropped;
+                    // Not a number, where nobody writes.
+                    for (const auto& block : blocks_) {
+                        for (int i = 0; i < ggml_graph_n_nodes(block->graph); ++i) {
+                            ggml_tensor* node = ggml_graph_node(block->graph, i);
+                            if (node->view_src == nullptr) std::memset(node->data, 0xFF, ggml_nbytes(node));
+                        }
+                    }
+                    const size_t read_before = engine_->history().size();
+                    ASSERT_EQ(compute(false, trace::Phase::decode), GGML_STATUS_SUCCESS) << what;
+                    EXPECT_EQ(pass_->dropped, static_cast<int64_t>(dropped)) << what;
+                    EXPECT_EQ(pass_->routed, kTopK * shape.tokens) << what;
+                    EXPECT_EQ(pass_->unedited, 0) << what;
+                    const auto reads = static_cast<int64_t>(engine_->history().size() - read_before);
+                    const auto components = static_cast<int64_t>(store_->n_components(0));
+                    if (slots == 12) {
+                        EXPECT_EQ(reads, (pass_->lookups - pass_->hits) * components) << what;
+                    }
+                    for (size_t l = 0; l < blocks_.size(); ++l) {
+                        ASSERT_EQ(
+                            std::memcmp(blocks_[l]->out->data, references_[l]->out->data, ggml_nbytes(blocks_[l]->out)),
+                            0)
+                            << what << " layer " << l;
+                    }
+                    EXPECT_EQ(runtime_->fetcher->cache().total_leases(), 0U) << what;
+                }
+                EXPECT_GT(all, 0U);
+            }
+        }
+    }
+}
+
+TEST_F(ExecutorTest, TheTraceOfADroppedRankSaysWhatTheRouterHad) {
+    ASSERT_NO_FATAL_FAILURE(start({}, 3));
+    ASSERT_NO_FATAL_FAILURE(stream(12, {}));
+    runtime_->dials.drop_cold = 1e9;
+    ASSERT_EQ(choose_with_dials(), static_cast<size_t>(kTopK - 1));
+    std::vector<int32_t> ids(kTopK);
+    std::vector<float> weights(kTopK);
+    std::memcpy(ids.data(), blocks_[0]->ids->data, sizeof(int32_t) * kTopK);
+    std::memcpy(weights.data(), blocks_[0]->weights->data, sizeof(float) * kTopK);
+    const auto best = std::max_element(weights.begin(), weights.end()) - weights.begin();
+    pass_ = std::make_unique<trace::Pass>(ticking_, ~trace::PartMask{0});
+    pass_->wants.rows = pass_->wants.routes = true;
+    pass_->ledger.start();
+    executor_->begin_graph();
+    ASSERT_EQ(executor_->compute(blocks_[0]->graph, *pass_), GGML_STATUS_SUCCESS);
+    ASSERT_EQ(pass_->route_events.size(), static_cast<size_t>(kTopK));
+    std::set<int32_t> ranks;
+    for (const trace::RouteEvent& e : pass_->route_events) {
+        ranks.insert(e.rank);
+        EXPECT_EQ(e.expert, static_cast<uint32_t>(ids[static_cast<size_t>(e.rank)]));
+        EXPECT_EQ(e.weight, weights[static_cast<size_t>(e.rank)]);
+        EXPECT_EQ(e.dropped, e.rank != best);
+        EXPECT_EQ(e.bytes == 0, e.dropped);
+    }
+    EXPECT_EQ(ranks.size(), static_cast<size_t>(kTopK));
+    EXPECT_EQ(pass_->lookups, 1);
+}
+
+TEST_F(ExecutorTest, APromptIsNeverEditedAndNeitherIsABlockWhoseWeightsCannotBeFound) {
+    ASSERT_NO_FATAL_FAILURE(start({.tokens = 20}, 3));
+    ASSERT_NO_FATAL_FAILURE(stream(7, {}));
+    runtime_->dials.drop_cold = 1e9;
+    ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+    expect_same("a prompt");
+    EXPECT_FALSE(pass_->dials);
+
+    static std::vector<std::string> said;
+    said.clear();
+    set_log_sink([](LogLevel, const std::string& line) { said.push_back(line); });
+    ASSERT_NO_FATAL_FAILURE(start({}, 4));
+    ASSERT_NO_FATAL_FAILURE(stream(7, {}));
+    runtime_->dials.drop_cold = 1e9;
+    for (int i = 0; i < ggml_graph_n_nodes(blocks_[0]->graph); ++i) {
+        ggml_tensor* node = ggml_graph_node(blocks_[0]->graph, i);
+        if (node->op == GGML_OP_MUL) ggml_set_name(node, "something else");
+    }
+    for (int again = 0; again < 2; ++again) {
+        ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+        expect_same("no weights");
+        EXPECT_EQ(pass_->unedited, 1);
+        EXPECT_EQ(pass_->dropped, 0);
+    }
+    ASSERT_EQ(said.size(), 1U) << "the reason is said once";
+    EXPECT_NE(said[0].find("as its router chose"), std::string::npos) << said[0];
+}
+
+TEST_F(ExecutorTest, WeightsThatAreNoneAreLeftAlone) {
+    ASSERT_NO_FATAL_FAILURE(start({}, 3));
+    ASSERT_NO_FATAL_FAILURE(stream(7, {}));
+    runtime_->dials.drop_cold = 1e9;
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(blocks_[0]->weights->data, &nan, sizeof nan);
+    ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+    EXPECT_EQ(pass_->unedited, 1);
+    EXPECT_EQ(pass_->lookups, kTopK);
+}
+
+TEST_F(ExecutorTest, AThresholdNearZeroIsNoThreshold) {
+    ASSERT_NO_FATAL_FAILURE(start({}, 3));
+    ASSERT_NO_FATAL_FAILURE(stream(4, {}));
+    runtime_->dials.drop_cold = 1e-30;
+    for (int token = 0; token < 4; ++token) {
+        ASSERT_EQ(choose_with_dials(), 0U);
+        ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+        expect_same("not dropped");
+    }
 }
 
 }  // namespace

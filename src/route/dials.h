@@ -1,0 +1,41 @@
+// Owns: the rules by which a lossy dial changes which experts run for one token in one layer (docs/lossy.md).
+// Keeps: a function of its arguments alone; what is not a number, or less than nothing, is left as the router had it;
+// ranks that stay keep their order and their weights' proportions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace sluice::route {
+
+// What a run may do to its routings. All off: nothing is ever changed.
+struct Dials {
+    double drop_cold = 0;  // experts that are not there and weigh less than this share of an equal part are left out
+    bool deterministic = false;  // "there" is told from what was chosen before, and not from what the cache holds
+
+    [[nodiscard]] bool any() const { return drop_cold > 0; }
+};
+
+// One token's choice in one layer, by rank. `weights` are the final ones, which multiply the experts' results.
+struct Choice {
+    std::span<int32_t> experts;
+    std::span<float> weights;
+    std::span<const uint8_t> resident;  // 1: computing it costs no read
+};
+
+// Weights that a rule can be applied to: all finite, none negative, and not all 0.
+[[nodiscard]] bool weights_tell(std::span<const float> weights);
+
+// A rank is dropped if its expert is not resident, its weight is less than `share` of an equal part (strictly), and it
+// is not the first of those with the largest weight. `dropped` gets 1 for each such rank and 0 for the others; returns
+// how many there are. An equal part is 1 / ranks, or where weights do not sum to 1, the same share of their sum.
+// The weights of dropped ranks become 0, the others grow so that the sum stays.
+size_t drop_cold(Choice choice, double share, std::span<uint8_t> dropped);
+
+// Puts dropped ranks behind the others; both keep their order. `order` gets, by new rank, the old one. Returns how many
+// ranks are left in front.
+size_t move_dropped_last(Choice choice, std::span<const uint8_t> dropped, std::vector<int32_t>& order);
+
+}  // namespace sluice::route
