@@ -72,6 +72,7 @@ struct Config {
     unsigned wave = 0;                             // then, experts per launch at least; 0: as they come
     PrefillMode prefill_mode = PrefillMode::automatic;
     DenseWeights dense_weights = DenseWeights::anon;
+    bool predict_log = false;  // guess what routers choose, and say in the end how often that was right
     Verbosity verbosity = Verbosity::info;
 
     // Outputs of the run record (docs/record.md); empty: none. A file that cannot be opened fails start().

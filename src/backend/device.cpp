@@ -24,6 +24,7 @@
 #include "base/log.h"
 #include "exec/moe_executor.h"
 #include "exec/node_trace.h"
+#include "route/report.h"
 
 namespace sluice::backend {
 namespace {
@@ -702,8 +703,22 @@ void show_cache(Stats& stats, const Stats& cache) {
     stats.experts_resident = cache.experts_resident;
 }
 
+void say_scores(ModelState& model) {
+    exec::ModelRuntime& runtime = model.runtime();
+    const std::lock_guard<std::mutex> lock(runtime.mutex);
+    if (!runtime.scores) return;
+    std::vector<int> layers;
+    for (const model::ExpertSet& set : model.geometry().sets) layers.push_back(set.layer);
+    const auto lines = route::report_lines(*runtime.scores, layers);
+    // It was asked for, however quiet the rest is to be.
+    if (lines.empty())
+        log_line(LogLevel::info, "moe-predict: nothing was generated token by token, so nothing was guessed");
+    for (const std::string& line : lines) log_line(LogLevel::info, line);
+}
+
 // The stock tools free their model before they return; what it did is still asked for then.
 void keep_counts(ModelState& model) {
+    say_scores(model);
     Stats cache;
     add_cache(cache, model.runtime());
     Global& g = global();

@@ -214,6 +214,8 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     runtime.overlap = config.overlap;
     runtime.wave = config.wave;
     runtime.prefill_mode = prefill_mode(config.prefill_mode);
+    runtime.follow_routers = config.predict_log;
+    if (config.predict_log) runtime.scores.emplace(state->geometry_.sets.size());
     runtime.make_fetcher = [s = state.get()] { return s->make_fetcher(); };
     runtime.counters.records = state->store_->n_records();
     for (uint32_t set = 0; set < state->geometry_.sets.size(); ++set) {

@@ -226,6 +226,12 @@ constexpr Option kOptions[] = {
      "warm: page cache, read ahead at load. mmap: page cache, read when touched.",
      [](Config& c, std::string_view t) { return set_word(c.dense_weights, t, kDense); },
      [](const Config& c) { return get_word(c.dense_weights, kDense); }},
+    {"--predict-log", "SLUICE_PREDICT_LOG", nullptr, "off",
+     "Guess in several ways which experts each layer will choose, compare with what it chooses, and print in the end "
+     "how "
+     "often each way was right (docs/predict.md). Changes neither results nor reads; the run is slower for it.",
+     [](Config& c, std::string_view t) { return set_word(c.predict_log, t, kSwitch); },
+     [](const Config& c) { return get_word(c.predict_log, kSwitch); }},
     {"--record", "SLUICE_RECORD", "FILE", "none",
      "Write the run record: one JSON line per token, with where its time and bytes went. sluice report makes a page of "
      "it.",

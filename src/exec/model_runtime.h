@@ -16,6 +16,7 @@
 #include "base/status.h"
 #include "exec/prefill_plan.h"
 #include "route/dials.h"
+#include "route/scores.h"
 #include "sched/fetcher.h"
 #include "store/record_store.h"
 #include "trace/counters.h"
@@ -45,11 +46,12 @@ struct ModelRuntime {
     // and batches of some hundred rows. What is more is computed node by node.
     size_t own_bytes = 32 * MiB;
     PrefillMode prefill_mode = PrefillMode::automatic;
-    bool follow_routers = false;        // somebody predicts: each context keeps a RouterBook
-    route::Dials dials;  // what may change which experts run in decode
-    std::optional<PromptBook> prompts;  // made with the first prompt; guarded by mutex
-    trace::Counters counters;           // guarded by mutex
-    int32_t number = -1;                // of the model in the run record; -1: there is none
+    bool follow_routers = false;          // somebody predicts: each context keeps a RouterBook
+    route::Dials dials;                   // what may change which experts run in decode
+    std::optional<PromptBook> prompts;    // made with the first prompt; guarded by mutex
+    std::optional<route::Scores> scores;  // of guesses, where the user wants them; guarded by mutex
+    trace::Counters counters;             // guarded by mutex
+    int32_t number = -1;                  // of the model in the run record; -1: there is none
 };
 
 // The right to use a model's slots.

@@ -323,6 +323,15 @@ Status MoeExecutor::route(const ggml_tensor* ids, uint32_t n_expert) {
     return {};
 }
 
+// What predictors learn from, before anybody changes the router's choice.
+void MoeExecutor::follow_router(ggml_cgraph* graph, int at, const WeightRef& weight) {
+    ModelRuntime& runtime = *weight.runtime;
+    const ggml_tensor* ids = ggml_graph_node(graph, at)->src[2];
+    routers_->reach(weight.set, graph, at);
+    if (!runtime.scores) return;
+    probe_.at_block(weight.set, ids, decoding_, *routers_, runtime, pass_->ledger.clock());
+}
+
 trace::PhaseCounters& MoeExecutor::phase(ModelRuntime& runtime) const {
     return decoding_ ? runtime.counters.decode : runtime.counters.prefill;
 }
@@ -540,7 +549,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     pass_->ledger.at_layer(layer_of_set_);
     const uint32_t n_expert = runtime.store->geometry().sets[weight.set].n_expert;
     const bool first = visit(weight, ids);
-    if (runtime.follow_routers) routers_->reach(weight.set, graph, at);
+    if (runtime.follow_routers) follow_router(graph, at, weight);
     choose_experts(graph, at, weight, first);
     if (Status s = route(ids, n_expert); !s.ok()) return fail(std::move(s));
     records_.clear();

@@ -20,6 +20,7 @@
 #include "exec/model_runtime.h"
 #include "exec/rank_block.h"
 #include "exec/route_edit.h"
+#include "exec/route_probe.h"
 #include "exec/router_book.h"
 
 namespace sluice::exec {
@@ -44,6 +45,7 @@ class MoeExecutor {
     void begin_graph() {
         counted_set_ = earlier_set_ = edited_set_ = UINT32_MAX;
         routers_->begin_graph();
+        probe_.begin_graph();
     }
     // Filled where the model's runtime wants its routers followed. May outlive the executor.
     [[nodiscard]] const std::shared_ptr<RouterBook>& routers() const { return routers_; }
@@ -73,6 +75,7 @@ class MoeExecutor {
     ggml_status run(ggml_cgraph* graph);
     ggml_status mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef& weight);
     void choose_experts(ggml_cgraph* graph, int at, const WeightRef& weight, bool first);
+    void follow_router(ggml_cgraph* graph, int at, const WeightRef& weight);
     Status route(const ggml_tensor* ids, uint32_t n_expert);
     ggml_status append_resident(ggml_tensor* node, const WeightRef& weight);
     ggml_status compute_held(ggml_tensor* node, const WeightRef& weight);
@@ -143,6 +146,7 @@ class MoeExecutor {
     Nanos early_ = 0;          // arithmetic of nodes before the first set of the pass was known
     bool last_block_ = false;  // the graph at hand reached the model's last set
     std::shared_ptr<RouterBook> routers_ = std::make_shared<RouterBook>();
+    RouteProbe probe_;
     ggml_context* context_ = nullptr;
     ggml_cgraph* graph_ = nullptr;  // nodes appended and not yet computed
     bool graph_has_work_ = false;

@@ -4,6 +4,21 @@
 
 namespace sluice::exec {
 
+RouterBook::~RouterBook() {
+    if (cpu_ != nullptr) ggml_backend_free(cpu_);
+}
+
+ggml_backend_t RouterBook::cpu() {
+    if (cpu_ != nullptr) return cpu_;
+    cpu_ = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    if (cpu_ == nullptr) return nullptr;
+    const ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(cpu_));
+    const auto set_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
+        ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"));
+    if (set_threads != nullptr) set_threads(cpu_, 1);
+    return cpu_;
+}
+
 void RouterBook::begin_graph() {
     for (Known& k : sets_) k.fresh = false;
     for (Tap& t : taps_) t.fresh = false;

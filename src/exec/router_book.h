@@ -18,6 +18,11 @@ namespace sluice::exec {
 // Used by the thread that computes the context's graphs.
 class RouterBook {
   public:
+    ~RouterBook();
+    RouterBook() = default;
+    RouterBook(const RouterBook&) = delete;
+    RouterBook& operator=(const RouterBook&) = delete;
+
     // A new graph: no hidden state is known.
     void begin_graph();
 
@@ -28,6 +33,9 @@ class RouterBook {
     [[nodiscard]] std::span<const float> input(uint32_t set) const;
     // nullptr: not met yet, or see why().
     [[nodiscard]] RouterReplay* replay(uint32_t set);
+    // What replays are to be run with: the calling thread alone. A router is small, and waking other threads for each
+    // of its nodes takes longer than the nodes. nullptr: ggml has none.
+    [[nodiscard]] ggml_backend_t cpu();
     // Why the block of `set`, when it was met last, had no router or no hidden state; empty if it had.
     [[nodiscard]] const std::string& why(uint32_t set) const;
 
@@ -52,6 +60,7 @@ class RouterBook {
     };
     bool take_input(Known& known, const ggml_tensor* input, ggml_cgraph* graph, int at);
 
+    ggml_backend_t cpu_ = nullptr;
     std::vector<Known> sets_;
     std::vector<Tap> taps_;
 };

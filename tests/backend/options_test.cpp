@@ -61,6 +61,7 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--overlap", {"1", "0"}},
         {"--no-overlap", {"1", "0"}},
         {"--wave", {"auto", "1", "64"}},
+        {"--predict-log", {"1", "0"}},
         {"--prefill-mode", {"auto", "macro", "micro"}},
         {"--store", {"auto", "gguf", "/packs/m.gguf.sluice"}},
         {"--verify-reads", {"always", "once", "never"}},
