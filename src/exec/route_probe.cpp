@@ -89,7 +89,7 @@ void RouteProbe::score(uint32_t set, RouterBook& routers, ModelRuntime& runtime,
     for (size_t k = 0; k < chosen_.size(); ++k) missing_[k] = is_resident(runtime, set, chosen_[k]) ? 0 : 1;
     const double speed = runtime.fetcher->bandwidth();
     const auto bytes = static_cast<double>(runtime.store->geometry().sets[set].record_bytes());
-    const route::Choice choice{
+    const route::Chosen choice{
         .experts = chosen_, .missing = missing_, .read = speed > 0 ? static_cast<Nanos>(bytes / speed) : 0};
 
     for (const Predictor p : route::kAllPredictors) {

@@ -48,7 +48,7 @@ void Score::add(const Score& o) {
     for (size_t i = 0; i < kUnranked; ++i) unranked[i] += o.unranked[i];
 }
 
-void Scores::score(Predictor p, size_t set, const Guess& guess, const Choice& choice) {
+void Scores::score(Predictor p, size_t set, const Guess& guess, const Chosen& choice) {
     Score& s = sets_[set][index(p)];
     const size_t n = std::min(guess.experts.size(), choice.experts.size());
     const auto named = guess.experts.first(n);

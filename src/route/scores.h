@@ -44,7 +44,7 @@ struct Guess {
     Nanos idle = 0;                     // of the drive, from the guess to the choice
 };
 
-struct Choice {
+struct Chosen {
     std::span<const int32_t> experts;
     std::span<const uint8_t> missing;  // of each: it is not in the cache now
     Nanos read = 0;                    // that reading one of the layer's experts takes; 0: not known
@@ -86,7 +86,7 @@ class Scores {
     Scores() = default;
     explicit Scores(size_t sets) : sets_(sets) {}
 
-    void score(Predictor p, size_t set, const Guess& guess, const Choice& choice);
+    void score(Predictor p, size_t set, const Guess& guess, const Chosen& choice);
     void not_ranked(Predictor p, size_t set, Unranked why);
     // What a guess, or the control, took to make.
     void spent(Predictor p, Nanos time);

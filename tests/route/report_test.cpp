@@ -17,7 +17,7 @@ Scores some() {
     static const std::vector<int32_t> chosen{1, 2}, half{2, 7};
     static const std::vector<uint8_t> missing{0, 1}, absent{1, 1};
     Scores s(2);
-    const Choice choice{.experts = chosen, .missing = missing, .read = 10};
+    const Chosen choice{.experts = chosen, .missing = missing, .read = 10};
     s.not_ranked(stale1, 0, Unranked::first_layers);
     s.score(stale1, 1, {.experts = half, .confidence = {}, .absent = absent, .idle = 10}, choice);
     s.score(control, 0, {.experts = chosen, .confidence = {}, .absent = {}}, choice);

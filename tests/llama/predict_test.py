@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""--predict-log: a run with it says the same and reads the same as one without, and reports what it guessed."""
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+
+def run(arguments, record, extra, environment=None):
+    command = [arguments.sluice, "run", "-m", arguments.model, "-p", "And it came to pass", "-n", "24", "--cache-mb", "2", "--temp", "0",
+               "--record", record, *extra]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **(environment or {})})
+    assert done.returncode == 0, done.stderr
+    with open(record, encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    return done.stdout, done.stderr, [r for r in rows if r.get("kind") == "row"]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sluice", required=True)
+    parser.add_argument("--model", required=True)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        record = os.path.join(directory, "r.jsonl")
+        plain, said, rows = run(arguments, record, [])
+        assert "moe-predict" not in said, said
+        probed, said, probed_rows = run(arguments, record, ["--predict-log"])
+        quiet, quiet_said, _ = run(arguments, record, ["--sluice-log", "error"], {"SLUICE_PREDICT_LOG": "1"})
+
+    assert probed == plain and quiet == plain, (plain, probed, quiet)
+    assert rows and len(rows) == len(probed_rows)
+    for a, b in zip(rows, probed_rows):
+        for column in ("phase", "tokens", "lookups", "hits", "exact_bytes", "evictions_capacity"):
+            assert a[column] == b[column], (column, a[column], b[column])
+
+    assert "moe-predict" in quiet_said, quiet_said
+    assert "control 100.0 % of routed slots (100.0 % whole routings)" in said, said
+    assert "should be 100 %" not in said, said
+    # Every layer of every token but the first layer's was ranked, or counted.
+    scored = re.search(r"scored: stale gate (\d+) routings/(\d+) slots, previous token (\d+) .*, control (\d+) "
+                       r".*could not rank (\d+) routings: (\d+) of the first layer, (\d+) of the first token, (\d+) ", said)
+    assert scored, said
+    routings, slots, before, control, unranked, first_layer, first_token, unknown = map(int, scored.groups())
+    assert routings + unranked == control and first_layer + first_token + unknown == unranked, said
+    assert unknown == 0 and first_layer > 0 and first_token > 0, said
+    table = re.findall(r"^sluice: +(\d+) +(\S+) +(\S+) +(\S+) +(\d+)$", said, re.M)
+    assert len(table) > 1 and table[0][0] == "0" and table[0][1] == "-", said
+    assert all(row[1] != "-" for row in table[1:]) and all(row[3] == "100.0" for row in table), said
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
