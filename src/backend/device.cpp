@@ -821,6 +821,27 @@ InFlight settle() {
     return look_in_flight(true);
 }
 
+std::optional<Predictions> predictions() {
+    for (const auto& model : live_models()) {
+        exec::ModelRuntime& runtime = model->runtime();
+        const std::lock_guard<std::mutex> lock(runtime.mutex);
+        if (!runtime.scores) continue;
+        Predictions p{.scores = *runtime.scores, .layers = {}, .read = 0, .busy = 0};
+        double bytes = 0;
+        for (const model::ExpertSet& set : model->geometry().sets) {
+            p.layers.push_back(set.layer);
+            bytes += static_cast<double>(set.record_bytes());
+        }
+        if (runtime.fetcher != nullptr) {
+            const double speed = runtime.fetcher->bandwidth();
+            if (speed > 0 && !p.layers.empty()) p.read = bytes / static_cast<double>(p.layers.size()) / speed;
+            p.busy = runtime.fetcher->counters().busy;
+        }
+        return p;
+    }
+    return std::nullopt;
+}
+
 void stop_all() {
     global().stopped = true;
     abandon_reads();

@@ -4,7 +4,9 @@
 
 #include <ggml-backend.h>
 
+#include "base/clock.h"
 #include "base/status.h"
+#include "route/scores.h"
 #include "sluice/sluice.h"
 
 namespace sluice::backend {
@@ -31,6 +33,16 @@ struct InFlight {
 InFlight in_flight();
 // The same after waiting until nothing is on its way any more.
 InFlight settle();
+
+// What a model that guesses (--predict-log) has found so far; of several loaded ones, of the first. Nothing if none
+// does.
+struct Predictions {
+    route::Scores scores;
+    std::vector<int> layers;  // of each set
+    double read = 0;          // of one expert, on average, in nanoseconds; 0: not known
+    Nanos busy = 0;           // of the drive, since the model was loaded
+};
+std::optional<Predictions> predictions();
 
 // The program is about to end: every graph that is being computed fails within one layer, and so do those that come;
 // and models are freed without waiting for their reads. May be called by any thread.

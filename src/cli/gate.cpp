@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::array<Gate, 2> kGates{{
+constexpr std::array<Gate, 3> kGates{{
     {"b", "TRACE... [--slots N] [--accept P]", "do routes leave room for drafted tokens that are verified in blocks?",
      "Reads up to 4 route traces (--route-trace FILE of any command that runs a model writes one) and tells, of "
      "decode: "
@@ -50,6 +50,14 @@ constexpr std::array<Gate, 2> kGates{{
      "is "
      "drawn (1).",
      measure_gate_c},
+    {"d", "MODEL [--prompt N] [--decode N] [-t N] [--repack]",
+     "could acting on guesses of the routers' choices pay at all?",
+     "Runs the model with caches of 25, 50 and 75 % of its experts, guesses what each router will choose (as "
+     "--predict-log does) and acts on nothing. Yes: with each of these caches some predictor could remove more of the "
+     "time that tokens wait for reads than guessing takes and than its reads keep the drive from others. The wait that "
+     "it removes is an upper bound, so no ends the matter, and yes allows a trial. And the control has to be complete: "
+     "routers run again on their own input choose what they chose. --prompt and --decode: tokens (32 and 64).",
+     measure_gate_d},
 }};
 
 std::string gate_help() {

@@ -31,5 +31,6 @@ std::span<const Gate> gates();
 // Each in a file of its own.
 Result<machine::GateVerdict> measure_gate_b(std::vector<std::string> arguments, const GateHost& host);
 Result<machine::GateVerdict> measure_gate_c(std::vector<std::string> arguments, const GateHost& host);
+Result<machine::GateVerdict> measure_gate_d(std::vector<std::string> arguments, const GateHost& host);
 
 }  // namespace sluice::cli

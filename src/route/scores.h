@@ -95,6 +95,8 @@ class Scores {
     [[nodiscard]] const Score& of(Predictor p, size_t set) const { return sets_[set][index(p)]; }
     [[nodiscard]] Score total(Predictor p) const;
     [[nodiscard]] std::span<const Bin> calibration(Predictor p) const { return bins_[index(p)]; }
+    // All guesses together.
+    [[nodiscard]] Nanos time(Predictor p) const { return costs_[index(p)].time; }
     // Mean over all guesses; -1: none was timed.
     [[nodiscard]] double cost(Predictor p) const;
     // How sure the guess's expert of this rank is, from how often that rank was right so far. Half where nothing is

@@ -89,5 +89,24 @@ check "--out and --json" "$sluice" gate c -m "$model" --quick --prompt 5 --decod
 cp "$work/out" "$work/printed"
 check "what is printed is what is kept" cmp "$work/printed" "$work/v.json"
 
+fails_saying "gate d without a model" 2 "which model" "$sluice" gate d
+fails_saying "a flag that gate d has not" 2 'do not understand "--faults"' "$sluice" gate d "$model" --faults 3
+# Whether guessing could pay depends on the machine; what is measured does not.
+"$sluice" gate d "$model" --prompt 9 --decode 12 --out "$work/d.json" >"$work/text" 2>&1 || true
+check "gate d is what docs/gates.md says" python3 - "$work/d.json" <<'PY'
+import json, sys
+v = json.load(open(sys.argv[1]))
+assert v["gate"] == "d" and v["settings"]["decode"] == "12", v
+checks = {c["name"]: c for c in v["checks"]}
+assert list(checks) == ["control"] + [f"cache of {n} % of the experts" for n in (25, 50, 75)], list(checks)
+assert checks["control"]["outcome"] == "yes", checks
+figures = {f["name"]: f["value"] for f in v["figures"]}
+for n in (25, 50, 75):
+    for p in ("stale gate", "stale gate, 2 layers ahead", "stale gate, 4 layers ahead", "previous token", "popularity"):
+        named = figures[f"cache of {n} % of the experts: {p}: routed slots named"]
+        assert 0 < named <= 100, (n, p, named)
+        assert figures[f"cache of {n} % of the experts: {p}: guessing"] >= 0
+PY
+
 echo "$failures failures"
 [ "$failures" -eq 0 ]

@@ -155,6 +155,7 @@ TEST(Scores, CostIsAMean) {
     s.spent(control, 10);
     s.spent(control, 30);
     EXPECT_EQ(s.cost(control), 20);
+    EXPECT_EQ(s.time(control), 40);
     EXPECT_EQ(s.cost(stale1), -1);
 }
 

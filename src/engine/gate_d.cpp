@@ -1,0 +1,167 @@
+#include "engine/gate_d.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "backend/device.h"
+#include "model/digest.h"
+#include "model/geometry.h"
+#include "route/scores.h"
+#include "route/worth.h"
+
+namespace sluice::engine {
+namespace {
+
+using machine::GateVerdict;
+using machine::Outcome;
+using route::Predictor;
+
+// What one run with guesses told.
+struct Seen {
+    backend::Predictions predictions;
+    route::TokenTimes times;
+};
+
+bool ask_stop(void* stop) {
+    const auto& f = *static_cast<const std::function<bool()>*>(stop);
+    return f && f();
+}
+
+Result<Seen> run_once(const GateD& asked, uint64_t cache_bytes) {
+    Config config = asked.config;
+    config.cache_bytes = cache_bytes;
+    config.predict_log = true;
+    std::string why;
+    if (!start(config, &why)) return error(Code::unsupported, "{}", why);
+    auto workload = Workload::load(asked.model, asked.shape);
+    if (!workload.ok()) return workload.status();
+    std::function<bool()> stop = asked.stop;
+    llama_set_abort_callback(workload->context(), ask_stop, &stop);
+    reset_stats();
+    // The drive's time until the prompt is done, which is when the second decode begins.
+    int decodes = 0;
+    Nanos busy_before = 0;
+    workload->before_decode = [&] {
+        if (++decodes != 2) return;
+        if (const auto now = backend::predictions()) busy_before = now->busy;
+    };
+    const auto got = workload->run();
+    if (!got.ok()) return got.status();
+    auto predictions = backend::predictions();
+    if (!predictions) return error(Code::unsupported, "{} has no experts whose routers could be followed", asked.model);
+    Nanos guessing = 0;
+    for (const Predictor p : route::kAllPredictors) guessing += predictions->scores.time(p);
+    Seen seen{.predictions = std::move(*predictions), .times = {}};
+    const Stats s = stats();
+    const auto tokens = static_cast<double>(s.decode.tokens);
+    if (tokens > 0) {
+        const Nanos busy = seen.predictions.busy - busy_before;
+        seen.times = {.wait = s.decode.read_wait_ms * 1e6 / tokens,
+                      .idle = static_cast<double>(std::max<Nanos>(0, got->decode - busy - guessing)) / tokens,
+                      .read = seen.predictions.read,
+                      .tokens = tokens};
+    }
+    return seen;
+}
+
+double ms(double nanos) {
+    return nanos / 1e6;
+}
+
+void add_figures(GateVerdict& v, const std::string& where, const Seen& seen) {
+    const auto rate = [](double r) { return r < 0 ? std::nullopt : std::optional<double>(100 * r); };
+    v.figures.push_back({where + ": exposed wait", ms(seen.times.wait), "ms per token"});
+    v.figures.push_back({where + ": drive idle", ms(seen.times.idle), "ms per token"});
+    v.figures.push_back({where + ": reading one expert", ms(seen.times.read), "ms"});
+    for (const Predictor p : route::kAllPredictors) {
+        if (p == Predictor::control) continue;
+        const route::Score s = seen.predictions.scores.total(p);
+        const route::Worth w = route::worth(seen.predictions.scores, p, seen.times);
+        const std::string name = fmt::format("{}: {}: ", where, route::name(p));
+        v.figures.push_back({name + "routed slots named", rate(s.overlap()), "%"});
+        v.figures.push_back({name + "missing ones named", rate(s.recall()), "%"});
+        v.figures.push_back({name + "in time", rate(s.timely_recall()), "%"});
+        v.figures.push_back({name + "read for nothing, by what has to be read", rate(w.overfetch), "%"});
+        v.figures.push_back({name + "wait removed at most", ms(w.removed), "ms per token"});
+        v.figures.push_back({name + "guessing", ms(w.cost), "ms per token"});
+        v.figures.push_back({name + "reads that do not fit", ms(w.overflow), "ms per token"});
+    }
+}
+
+machine::GateCheck check_of(const std::string& where, const Seen& seen) {
+    machine::GateCheck check{.name = where,
+                             .outcome = Outcome::unknown,
+                             .found = "nothing was decoded",
+                             .needed = "a predictor that removes more than it costs"};
+    if (seen.times.tokens <= 0) return check;
+    if (seen.times.read <= 0) {
+        check.found = "how long reading one expert takes is not known (sluice probe measures the drive)";
+        return check;
+    }
+    Predictor best = Predictor::stale1;
+    const auto of = [&](Predictor p) { return route::worth(seen.predictions.scores, p, seen.times); };
+    for (const Predictor p : route::kAllPredictors) {
+        if (p != Predictor::control && of(p).net() > of(best).net()) best = p;
+    }
+    const route::Worth w = of(best);
+    check.outcome = w.could_pay() ? Outcome::yes : Outcome::no;
+    check.found = fmt::format(
+        "{}: of {:.2f} ms a token waits for reads at most {:.2f} ms go; guessing takes {:.2f} ms, reads that do not "
+        "fit "
+        "into the {:.2f} ms in which the drive is idle {:.2f} ms; {:.0f} % more is read",
+        route::name(best), ms(seen.times.wait), ms(w.removed), ms(w.cost), ms(seen.times.idle), ms(w.overflow),
+        100 * w.overfetch);
+    return check;
+}
+
+}  // namespace
+
+Result<GateVerdict> gate_d(const GateD& asked) {
+    const auto index = model::GgufIndex::open(asked.model);
+    if (!index.ok()) return index.status();
+    const auto geometry = model::derive_geometry(*index);
+    if (!geometry.ok()) return geometry.status();
+    const auto digest = model::sampled_digest(*index);
+    if (!digest.ok()) return digest.status();
+
+    GateVerdict v;
+    v.gate = "d";
+    v.question = "Could acting on guesses of the routers' choices remove more waiting than it costs?";
+    uint64_t bytes = 0;
+    for (const auto& f : index->files()) bytes += f.size;
+    v.inputs = {{"model", asked.model, bytes, *digest}};
+    v.settings = {{"prompt", std::to_string(asked.shape.prompt)},
+                  {"decode", std::to_string(asked.shape.decode)},
+                  {"threads", std::to_string(asked.shape.threads)},
+                  {"repack", asked.shape.repack ? "yes" : "no"}};
+    uint64_t slots = 0, hits = 0;
+    for (size_t i = 0; i < asked.shares.size(); ++i) {
+        const std::string where = fmt::format("cache of {} % of the experts", asked.shares[i]);
+        if (asked.progress) asked.progress(static_cast<double>(i) / static_cast<double>(asked.shares.size()), where);
+        if (asked.stop && asked.stop()) return error(Code::cancelled, "interrupted; there is no verdict");
+        const uint64_t cache = geometry->expert_bytes / 100 * static_cast<uint64_t>(asked.shares[i]);
+        const auto seen = run_once(asked, cache);
+        if (!seen.ok()) return seen.status();
+        const route::Score control = seen->predictions.scores.total(Predictor::control);
+        slots += control.slots;
+        hits += control.hits;
+        v.checks.push_back(check_of(where, *seen));
+        add_figures(v, where, *seen);
+    }
+    v.checks.insert(v.checks.begin(),
+                    {.name = "control",
+                     .outcome = slots == 0      ? Outcome::unknown
+                                : hits == slots ? Outcome::yes
+                                                : Outcome::no,
+                     .found = fmt::format("routers run again on their own input chose {} of {} experts", hits, slots),
+                     .needed = "all of them"});
+    v.notes = {
+        "The wait that goes is an upper bound, and nothing was acted on: a yes says that acting is worth a trial in "
+        "which the whole token is timed, no more.",
+        "Times are of one run each, whatever else the machine did."};
+    return v;
+}
+
+}  // namespace sluice::engine
