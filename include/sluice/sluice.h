@@ -73,6 +73,15 @@ struct Config {
     PrefillMode prefill_mode = PrefillMode::automatic;
     DenseWeights dense_weights = DenseWeights::anon;
     bool predict_log = false;  // guess what routers choose, and say in the end how often that was right
+
+    // What changes which experts run, and so what the model answers (docs/lossy.md). All off by default.
+    double drop_cold_experts = 0;  // in decode, leave out what is not there and weighs less than this of an equal part
+    // In decode, an expert in memory instead of one that is not, if the router gives it at most this share less weight.
+    double expert_substitute = 0;
+    // The host tells llama.cpp how many experts a token uses; only the program `sluice` can do that for it.
+    unsigned n_expert_used = 0;  // 0: as the model says
+    bool deterministic = false;  // what counts as there follows from what was computed before, not from the cache
+
     Verbosity verbosity = Verbosity::info;
 
     // Outputs of the run record (docs/record.md); empty: none. A file that cannot be opened fails start().
@@ -100,6 +109,8 @@ struct PhaseStats {
     uint64_t bytes_physical = 0;  // bytes asked of the drive for them
     double read_wait_ms = 0;      // compute stood still
     double repack_ms = 0;
+    // Choices of routers that lossy options could have changed; of those, left out, and computed with another expert.
+    uint64_t routed = 0, dropped = 0, substituted = 0;
 };
 
 struct Stats {
@@ -119,9 +130,10 @@ struct Stats {
 // variable that does not exist.
 [[nodiscard]] SLUICE_API bool config_from_environment(Config* config, std::string* error);
 
-// Memory for experts, of all models together: at most so many bytes from now on, until the next call. What is held beyond
-// that is given back to the system at once, or where a layer is being computed, when that is over. A higher limit, or
-// none, allows growth as far as the configuration does. May be called from any thread, but not from a signal handler.
+// Memory for experts, of all models together: at most so many bytes from now on, until the next call. What is held
+// beyond that is given back to the system at once, or where a layer is being computed, when that is over. A higher
+// limit, or none, allows growth as far as the configuration does. May be called from any thread, but not from a signal
+// handler.
 SLUICE_API void set_cache_limit(std::optional<uint64_t> bytes);
 
 // Counts are summed over all models, also those freed since; cache and experts are of the models loaded now, or of the

@@ -675,6 +675,9 @@ void add(PhaseStats& sum, const trace::PhaseCounters& c) {
     sum.bytes_physical += c.physical_bytes;
     sum.read_wait_ms += static_cast<double>(c.read_wait) / 1e6;
     sum.repack_ms += static_cast<double>(c.convert) / 1e6;
+    sum.routed += c.routed;
+    sum.dropped += c.dropped;
+    sum.substituted += c.substituted;
 }
 
 void add_counts(Stats& sum, exec::ModelRuntime& runtime) {

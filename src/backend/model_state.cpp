@@ -168,6 +168,10 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     state->index_ = std::move(index);
     state->geometry_ = std::move(geometry);
 
+    if (config.n_expert_used != 0) {
+        if (Status s = state->use_experts(config.n_expert_used); !s.ok()) return s;
+    }
+
     std::string note;
     auto store = store::RecordStore::open(state->index_, state->geometry_,
                                           {.access = config.direct_io ? io::Access::direct : io::Access::buffered,
@@ -198,8 +202,11 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     // A cache that cannot hold one expert is refused here, before anything is read.
     const auto shapes = sched::Slots::shapes(*state->store_, state->converted_);
     if (config.cache_bytes) {
-        const auto layout = cache::plan_layout(shapes, *config.cache_bytes, slots_wanted_at_once(state->geometry_));
+        const uint32_t at_once = slots_wanted_at_once(state->geometry_);
+        const auto layout = cache::plan_layout(shapes, *config.cache_bytes, at_once);
         if (!layout.ok()) return layout.status();
+        if (config.deterministic)
+            state->runtime_.shadow.emplace(*state->store_, *layout, policy_of(config.cache_policy), at_once);
     }
 
     const uint64_t least = state->least_bytes();
@@ -216,6 +223,8 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     runtime.prefill_mode = prefill_mode(config.prefill_mode);
     runtime.follow_routers = config.predict_log;
     if (config.predict_log) runtime.scores.emplace(state->geometry_.sets.size());
+    runtime.dials = {.substitute = config.expert_substitute, .drop_cold = config.drop_cold_experts};
+    runtime.follow_routers = runtime.follow_routers || runtime.dials.substitute > 0;
     runtime.make_fetcher = [s = state.get()] { return s->make_fetcher(); };
     runtime.counters.records = state->store_->n_records();
     for (uint32_t set = 0; set < state->geometry_.sets.size(); ++set) {
@@ -257,6 +266,29 @@ const exec::WeightRef* ModelState::weight(const std::string& tensor_name) const 
     const auto it = std::lower_bound(weights_.begin(), weights_.end(), tensor_name,
                                      [](const auto& w, const std::string& name) { return w.first < name; });
     return it != weights_.end() && it->first == tensor_name ? &it->second : nullptr;
+}
+
+// The file's top-k is not the one that is computed with. Who loads the model has to tell llama.cpp, too.
+Status ModelState::use_experts(uint32_t n) {
+    const std::string& path = index_.files()[0].path;
+    const std::string key = fmt::format("{}.expert_used_count", index_.architecture());
+    if (host().place == Place::library) {
+        return error(
+            Code::invalid_argument,
+            "SLUICE_N_EXPERT_USED: this program loads the model itself, and only it can say how many experts a "
+            "token uses: give it --override-kv {}=int:{} instead",
+            key, n);
+    }
+    const uint64_t most = index_.arch_number("expert_count").value_or(0);
+    if (n > most)
+        return error(Code::invalid_argument, "--n-expert-used {}: {} has {} experts in a layer", n, path, most);
+    geometry_.n_expert_used = n;
+    geometry_.cycle_bytes = 0;
+    for (model::ExpertSet& set : geometry_.sets) {
+        set.n_used = std::min(n, set.n_expert);
+        geometry_.cycle_bytes += set.n_used * set.record_bytes();
+    }
+    return {};
 }
 
 // Slots hold exactly what stock would compute from: the file's bytes, or with repacking on the CPU backend's form.

@@ -55,6 +55,7 @@ class ModelState {
     // What experts may take at most, and need at least, by the configuration and the form of slots.
     [[nodiscard]] uint64_t most_bytes() const;
     [[nodiscard]] uint64_t least_bytes() const;
+    Status use_experts(uint32_t n);
     Status choose_forms();
     Result<std::unique_ptr<sched::Fetcher>> make_fetcher();
     void convert(uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot);
@@ -67,7 +68,7 @@ class ModelState {
     std::unique_ptr<io::Engine> engine_;
     std::optional<StreamedModel> counted_;
     std::unique_ptr<cache::BudgetShare> share_;  // outlives the runtime's slots
-    sched::DeviceModel device_;  // of the drive that the first holder lies on
+    sched::DeviceModel device_;                  // of the drive that the first holder lies on
     exec::PoolTask convert_task_;
     exec::ModelRuntime runtime_;  // its fetcher converts
     std::vector<std::vector<bool>> converted_;

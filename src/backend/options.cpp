@@ -100,9 +100,10 @@ std::string get_off(const Config& config) {
 
 template <typename N>
 Status set_number(N& field, std::string_view text, N least, N most, const char* wanted) {
-    N n = 0;
+    N n = 0;  // not a number is neither at least nor at most
     const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), n);
-    if (ec != std::errc() || end != text.data() + text.size() || n < least || n > most) return bad_value(text, wanted);
+    if (ec != std::errc() || end != text.data() + text.size() || !(n >= least && n <= most))
+        return bad_value(text, wanted);
     field = n;
     return {};
 }
@@ -232,6 +233,34 @@ constexpr Option kOptions[] = {
      "often each way was right (docs/predict.md). Changes neither results nor reads; the run is slower for it.",
      [](Config& c, std::string_view t) { return set_word(c.predict_log, t, kSwitch); },
      [](const Config& c) { return get_word(c.predict_log, kSwitch); }},
+    {"--drop-cold-experts", "SLUICE_DROP_COLD_EXPERTS", "F", "0",
+     "Lossy: while generating, leave out an expert that is not in memory if its weight is less than F times an equal "
+     "part (1 / top-k). The heaviest always stays, and the others take over the weight. 0 is off; 0.5 is careful, from "
+     "top-k on all but one may go. docs/lossy.md.",
+     [](Config& c, std::string_view t) {
+         return set_number(c.drop_cold_experts, t, 0.0, 1024.0, "a number from 0 to 1024");
+     },
+     [](const Config& c) { return fmt::format("{}", c.drop_cold_experts); }},
+    {"--expert-substitute", "SLUICE_EXPERT_SUBSTITUTE", "T", "0",
+     "Lossy: while generating, instead of an expert that is not in memory take one that is and that the router did not "
+     "choose, if the router's weight for it is at most the share T less: 0.1 allows nine tenths. It gets its own "
+     "weight. "
+     "0 is off; comes before --drop-cold-experts. docs/lossy.md.",
+     [](Config& c, std::string_view t) { return set_number(c.expert_substitute, t, 0.0, 1.0, "a number from 0 to 1"); },
+     [](const Config& c) { return fmt::format("{}", c.expert_substitute); }},
+    {"--n-expert-used", "SLUICE_N_EXPERT_USED", "N", "0",
+     "Lossy: use N experts per token and layer instead of as many as the model was trained with, for prompts too. 0: "
+     "as "
+     "the model says. The same as llama.cpp's --override-kv ARCH.expert_used_count=int:N, which is what to give a "
+     "program that loads the plug-in.",
+     [](Config& c, std::string_view t) { return set_number(c.n_expert_used, t, 0U, 65536U, "a number from 0"); },
+     [](const Config& c) { return fmt::format("{}", c.n_expert_used); }},
+    {"--deterministic", "SLUICE_DETERMINISTIC", nullptr, "off",
+     "Where a lossy option asks which experts are in memory, answer with what a cache of --cache-mb would hold after "
+     "all tokens before this one, whatever the drive, predictions and stopped requests did to the real one: the same "
+     "tokens give the same text.",
+     [](Config& c, std::string_view t) { return set_word(c.deterministic, t, kSwitch); },
+     [](const Config& c) { return get_word(c.deterministic, kSwitch); }},
     {"--record", "SLUICE_RECORD", "FILE", "none",
      "Write the run record: one JSON line per token, with where its time and bytes went. sluice report makes a page of "
      "it.",
@@ -288,6 +317,9 @@ constexpr std::string Config::*kOutputFiles[] = {&Config::record,        &Config
                                                  &Config::route_trace,   &Config::io_trace,
                                                  &Config::compute_trace, &Config::compute_trace_layers,
                                                  &Config::token_trace};
+
+// What changes which experts run. In the order in which outputs name them.
+constexpr std::array<const char*, 3> kLossy{"--n-expert-used", "--drop-cold-experts", "--expert-substitute"};
 
 const char* where_it_works(Where where) {
     return where == Where::run_only ? "sluice run" : "sluice serve";
@@ -490,6 +522,24 @@ Status validate(const Config& config, const Given& given) {
         return error(Code::invalid_argument, "{} has no effect with {}", said("--prefill-mode"), said("--no-overlap"));
     }
     if (config.wave > 64) return error(Code::invalid_argument, "wave is {}, but must be at most 64", config.wave);
+    if (!(config.drop_cold_experts >= 0 && config.drop_cold_experts <= 1024)) {
+        return error(Code::invalid_argument, "drop_cold_experts is {}, but must be 0 to 1024",
+                     config.drop_cold_experts);
+    }
+    if (!(config.expert_substitute >= 0 && config.expert_substitute <= 1)) {
+        return error(Code::invalid_argument, "expert_substitute is {}, but must be 0 to 1", config.expert_substitute);
+    }
+    if (config.deterministic && !has_decode_dials(config)) {
+        return error(Code::invalid_argument,
+                     "{} has no effect without an option that asks what is in memory (--drop-cold-experts, "
+                     "--expert-substitute)",
+                     said("--deterministic"));
+    }
+    if (config.deterministic && !config.cache_bytes) {
+        return error(Code::invalid_argument,
+                     "{} needs --cache-mb: a cache whose size follows free memory is another one in every run",
+                     said("--deterministic"));
+    }
     if (config.token_trace.empty() && config.token_trace_at != Config().token_trace_at) {
         return error(Code::invalid_argument, "{} has no effect without --token-trace", said("--token-trace-at"));
     }
@@ -502,6 +552,32 @@ Status check_place(const Config& config, Place place) {
         if (!works_in(o.where, place) && o.get(config) != o.get(defaults)) return no_effect(o.flag, o.where);
     }
     return {};
+}
+
+std::vector<std::string> lossy_options(const Config& config) {
+    const Config defaults;
+    std::vector<std::string> out;
+    for (const char* flag : kLossy) {
+        const Option& o = *find_option(flag);
+        if (const std::string value = o.get(config); value != o.get(defaults))
+            out.push_back(fmt::format("{} {}", flag, value));
+    }
+    return out;
+}
+
+Config without_lossy(const Config& config) {
+    const Config defaults;
+    Config out = config;
+    for (const char* flag : kLossy) {
+        const Option& o = *find_option(flag);
+        (void)o.set(out, o.get(defaults));
+    }
+    out.deterministic = false;
+    return out;
+}
+
+bool has_decode_dials(const Config& config) {
+    return config.drop_cold_experts > 0 || config.expert_substitute > 0;
 }
 
 bool has_outputs(const Config& config) {

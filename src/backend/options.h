@@ -74,6 +74,13 @@ Status validate(const Config& config, const Given& given = {});
 // Settings that mean nothing in `place` are errors.
 Status check_place(const Config& config, Place place);
 
+// Those options in force that change what a model answers, as "--flag value".
+std::vector<std::string> lossy_options(const Config& config);
+// The same configuration with all of them off.
+Config without_lossy(const Config& config);
+// Whether some of them act in decode only: prompts, and so a perplexity over whole batches, know nothing of them.
+bool has_decode_dials(const Config& config);
+
 // Whether any file, endpoint or view follows the run.
 bool has_outputs(const Config& config);
 

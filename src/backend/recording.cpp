@@ -174,6 +174,7 @@ trace::Json header_json(const Config& config, const Host& host) {
               {"ggml_commit", ggml_commit()},
               {"compiler", __VERSION__}}},
             {"machine", machine_json()},
+            {"lossy", lossy_options(config)},
             {"options", options_json(config)}};
 }
 

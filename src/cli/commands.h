@@ -37,6 +37,7 @@ int chat_command(std::vector<std::string> arguments);
 int serve_command(std::vector<std::string> arguments);
 int bench_command(std::vector<std::string> arguments);
 int perplexity_command(std::vector<std::string> arguments);
+int quality_command(std::vector<std::string> arguments);
 int inspect_command(std::vector<std::string> arguments);
 int plan_command(std::vector<std::string> arguments);
 int doctor_command(std::vector<std::string> arguments);
@@ -67,6 +68,8 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config, cons
 // The model named by -m/--model must be a MoE that llama.cpp knows; settings that would read it all are refused. Says
 // what is wrong and returns the exit code, or kOk.
 int refuse_arguments(const std::vector<std::string>& arguments);
+// --n-expert-used, as llama.cpp wants to hear it: adds --override-kv to the arguments, which name a model's file.
+Status pass_on_experts_used(const Config& config, const char* command, std::vector<std::string>& arguments);
 // Takes a switch out of the arguments, but not out of the text of a prompt; true if it was there.
 bool take_switch(std::vector<std::string>& arguments, std::string_view flag);
 // True if the arguments, or llama.cpp's own variable, say which model to load.

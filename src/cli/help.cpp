@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kWidth = 100;
 
-constexpr std::array<Command, 16> kCommands{{
+constexpr std::array<Command, 17> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
      "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
@@ -26,6 +26,17 @@ constexpr std::array<Command, 16> kCommands{{
     {"bench", "-m MODEL [options]", "measure speed", "llama-bench with streaming on.", "llama-bench", bench_command},
     {"perplexity", "-m MODEL -f TEXT [options]", "measure quality", "llama-perplexity with streaming on.",
      "llama-perplexity", perplexity_command},
+    {"quality",
+     "-m MODEL --file TEXT [--with OPTIONS]... [--tokens N] [--prefix N] [--battery FILE|none] [--json | --csv] "
+     "[options]",
+     "what lossy options cost in quality, and what they save",
+     "Runs the model without lossy options and then with them (those given, and one more set for each --with "
+     "\"OPTIONS\"), each time from an empty cache, and prints one table: perplexity of a held-out text, divergence and "
+     "agreement of the next token with the lossless run, tasks with known answers, bytes read per token, speed. The "
+     "text goes in token by token, as when generating: the first tokens (--prefix, 32) as a prompt, then those that "
+     "are scored (--tokens, 224). --battery takes other tasks: a line each, the prompt, a tab, and answers with | "
+     "between them. --json and --csv print the table for programs. All other options are those of sluice run.",
+     nullptr, quality_command},
     {"inspect", "MODEL [--json] [--cache-mb N]", "what a model is made of and what a cache would hold",
      "Reads headers only. Shows experts, layers, top-k, dense and expert bytes, bytes of one token, and how much of "
      "the "

@@ -109,6 +109,7 @@ int run_command(std::vector<std::string> arguments) {
         if (!names_model(arguments)) {
             return fail(error(Code::invalid_argument, "which model? give it with -m"), kUsage);
         }
+        if (Status s = pass_on_experts_used(config, "run", arguments); !s.ok()) return fail(s, kUsage);
     }
 
     // In a pipe the lines are out of the view's way.

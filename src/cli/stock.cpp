@@ -1,5 +1,6 @@
 // Owns: the stock llama.cpp tools run in this process with streaming on.
 // Keeps: every option that is not ours reaches the tool unchanged.
+#include <fmt/ranges.h>
 #include <ggml-backend.h>
 #include <signal.h>
 #include <unistd.h>
@@ -35,7 +36,7 @@ namespace sluice::cli {
 namespace {
 
 // What was read, for tools whose own report knows nothing of it.
-void print_streaming_summary() {
+void print_streaming_summary(const Config& config) {
     const Stats s = stats();
     if (s.cache_bytes == 0) return;
     const auto line = [](const char* name, const PhaseStats& p) {
@@ -45,9 +46,10 @@ void print_streaming_summary() {
                      static_cast<unsigned long long>(p.lookups), human_bytes(p.bytes_physical).c_str(),
                      p.read_wait_ms / 1e3);
     };
-    std::fprintf(stderr, "sluice: expert cache %s, %llu of %llu experts fit; lossy options: none\n",
+    const std::string lossy = fmt::format("{}", fmt::join(backend::lossy_options(config), ", "));
+    std::fprintf(stderr, "sluice: expert cache %s, %llu of %llu experts fit; lossy options: %s\n",
                  human_bytes(s.cache_bytes).c_str(), static_cast<unsigned long long>(s.slots),
-                 static_cast<unsigned long long>(s.experts));
+                 static_cast<unsigned long long>(s.experts), lossy.empty() ? "none" : lossy.c_str());
     line("prefill", s.prefill);
     line("decode", s.decode);
 }
@@ -92,13 +94,21 @@ class StopsAtOnce {
 int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::string> arguments,
               bool respawns = false) {
     std::unique_ptr<MetricsServer> metrics;
+    Config config;
     if (asks_help(arguments)) {
         if (const int code = print_help(help_text(*find_command(command))); code != kOk) return code;
     } else {
-        Config config;
         backend::TakenOptions taken;
         if (Status s = start_streaming(arguments, config, command, &taken); !s.ok()) return fail(s, kUsage);
         if (const int code = refuse_arguments(arguments); code != kOk) return code;
+        if (tool == llama_perplexity && backend::has_decode_dials(config)) {
+            return fail(error(Code::invalid_argument,
+                              "perplexity computes whole batches, in which {} never acts: its number would be that of "
+                              "the model without it. sluice quality goes token by token",
+                              fmt::join(backend::lossy_options(config), " and ")),
+                        kUsage);
+        }
+        if (Status s = pass_on_experts_used(config, command, arguments); !s.ok()) return fail(s, kUsage);
         if (respawns && backend::has_outputs(config) && !names_model(arguments)) {
             return fail(error(Code::invalid_argument,
                               "as a router (no -m) the server runs one process per model, and all would write to the "
@@ -125,7 +135,7 @@ int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::st
     if (respawns) stops.emplace();
     const int rc = tool(static_cast<int>(argv.size()) - 1, argv.data());
     backend::end_recording({.status = rc == 0 ? "ok" : "failed", .error = {}, .output_digest = {}});
-    print_streaming_summary();
+    print_streaming_summary(config);
     return rc;
 }
 
@@ -217,6 +227,30 @@ int refuse_arguments(const std::vector<std::string>& arguments) {
         if (Status s = engine::check_model(path); !s.ok()) return fail(s, kFailed);
     }
     return kOk;
+}
+
+Status pass_on_experts_used(const Config& config, const char* command, std::vector<std::string>& arguments) {
+    const uint32_t n = config.n_expert_used;
+    if (n == 0) return {};
+    const auto no = [&](std::string_view why) {
+        return error(Code::invalid_argument, "--n-expert-used has no effect in sluice {}: {}", command, why);
+    };
+    if (std::string_view(command) == "bench") return no("llama-bench cannot be told to use fewer experts");
+    std::string path;
+    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
+        if (arguments[i] == "-m" || arguments[i] == "--model") path = arguments[i + 1];
+        if (arguments[i] == "--override-kv" && arguments[i + 1].find(".expert_used_count=") != std::string::npos)
+            return no("--override-kv " + arguments[i + 1] + " says how many already");
+    }
+    if (path.empty()) return no("it needs the model's file, given with -m");
+    const auto index = model::GgufIndex::open(path);
+    if (!index.ok()) return index.status();
+    const uint64_t most = index->arch_number("expert_count").value_or(0);
+    if (n > most)
+        return error(Code::invalid_argument, "--n-expert-used {}: {} has {} experts in a layer", n, path, most);
+    arguments.insert(arguments.end(),
+                     {"--override-kv", fmt::format("{}.expert_used_count=int:{}", index->architecture(), n)});
+    return {};
 }
 
 int print_help(const std::string& text) {

@@ -15,6 +15,7 @@
 #include "base/bytes.h"
 #include "base/status.h"
 #include "exec/prefill_plan.h"
+#include "exec/shadow_cache.h"
 #include "route/dials.h"
 #include "route/scores.h"
 #include "sched/fetcher.h"
@@ -48,6 +49,7 @@ struct ModelRuntime {
     PrefillMode prefill_mode = PrefillMode::automatic;
     bool follow_routers = false;          // somebody predicts: each context keeps a RouterBook
     route::Dials dials;                   // what may change which experts run in decode
+    std::optional<ShadowCache> shadow;    // where "in memory" is to follow from the tokens alone; guarded by mutex
     std::optional<PromptBook> prompts;    // made with the first prompt; guarded by mutex
     std::optional<route::Scores> scores;  // of guesses, where the user wants them; guarded by mutex
     trace::Counters counters;             // guarded by mutex

@@ -118,7 +118,17 @@ ggml_status MoeExecutor::compute(ggml_cgraph* graph, trace::Pass& pass) {
     ggml_graph_clear(graph_);
     graph_has_work_ = false;
     let_go();
+    if (last_block_ && status == GGML_STATUS_SUCCESS) commit_shadow();
     return status;
+}
+
+// The pass is over, as far as experts are concerned.
+void MoeExecutor::commit_shadow() {
+    ModelRuntime* runtime = std::exchange(shadowed_, nullptr);
+    if (runtime == nullptr) return;
+    const std::lock_guard<std::mutex> lock(runtime->mutex);
+    runtime->shadow->commit(log_);
+    log_.begin();
 }
 
 ggml_status MoeExecutor::run(ggml_cgraph* graph) {
@@ -352,6 +362,8 @@ bool MoeExecutor::visit(const WeightRef& weight, const ggml_tensor* ids) {
     const bool new_pass = counted_set_ == UINT32_MAX;
     counted_set_ = weight.set;
     if (new_pass) {
+        log_.begin();
+        shadowed_ = runtime.shadow ? &runtime : nullptr;
         pass_rows_ = ids->ne[1];
         block_ended_ = -1;
         next_is_ahead_ = false;
@@ -386,7 +398,13 @@ void MoeExecutor::count_lookups(const WeightRef& weight, const ggml_tensor* ids)
 void MoeExecutor::choose_experts(ggml_cgraph* graph, int at, const WeightRef& weight, bool first) {
     if (first || edited_set_ != weight.set) edit_.clear();
     edited_set_ = weight.set;
-    if (first && decoding_ && !pass_->warmup) edit_.edit(graph, at, weight, weight_of_, *pass_);
+    if (!first || !decoding_ || pass_->warmup || !weight.runtime->dials.any()) return;
+    const int64_t routed = pass_->routed, dropped = pass_->dropped, substituted = pass_->substituted;
+    edit_.edit(graph, at, weight, {weight_of_, cpu_, *routers_}, *pass_);
+    trace::PhaseCounters& counters = phase(*weight.runtime);
+    counters.routed += static_cast<uint64_t>(pass_->routed - routed);
+    counters.dropped += static_cast<uint64_t>(pass_->dropped - dropped);
+    counters.substituted += static_cast<uint64_t>(pass_->substituted - substituted);
 }
 
 // The cache learns what was chosen, token by token where there are several.
@@ -399,6 +417,13 @@ void MoeExecutor::tell_choices(const WeightRef& weight, int64_t n_tokens) {
         const uint32_t e = store.expert_of(r);
         for (int32_t i = row_begin_[e]; i < row_begin_[e + 1]; ++i)
             fetcher.chosen(r, static_cast<uint32_t>(n_tokens - 1 - rows_[static_cast<size_t>(i)].t));
+    }
+    if (shadowed_ == nullptr) return;
+    log_.block(weight.set, static_cast<uint32_t>(n_tokens), !decoding_);
+    for (const RecordId r : records_) {
+        const uint32_t e = store.expert_of(r);
+        for (int32_t i = row_begin_[e]; i < row_begin_[e + 1]; ++i)
+            log_.use(r, static_cast<uint32_t>(n_tokens - 1 - rows_[static_cast<size_t>(i)].t));
     }
 }
 
@@ -435,6 +460,11 @@ void MoeExecutor::count_routes(const WeightRef& weight, const ggml_tensor* ids) 
                                            .residency = static_cast<int8_t>(hit ? 1 : 0),
                                            .bytes = pays ? bytes : 0,
                                            .dropped = was.dropped});
+        }
+        // In the router's order, which the edit may have changed.
+        if (edit_.active() && pass_->wants.routes) {
+            std::sort(pass_->route_events.end() - ids->ne[0], pass_->route_events.end(),
+                      [](const auto& a, const auto& b) { return a.rank < b.rank; });
         }
     }
 }

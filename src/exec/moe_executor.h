@@ -121,6 +121,7 @@ class MoeExecutor {
     // False where the block was visited already, by another of its nodes.
     bool visit(const WeightRef& weight, const ggml_tensor* ids);
     void count_lookups(const WeightRef& weight, const ggml_tensor* ids);
+    void commit_shadow();
     void tell_choices(const WeightRef& weight, int64_t n_tokens);
     void count_routes(const WeightRef& weight, const ggml_tensor* ids);
     void note_weights(const ggml_tensor* node);
@@ -155,6 +156,8 @@ class MoeExecutor {
     Held held_;
     RouteEdit edit_;
     uint32_t edited_set_ = UINT32_MAX;  // whose block edit_ is of
+    PassLog log_;                       // of the pass at hand, for the shadow of shadowed_
+    ModelRuntime* shadowed_ = nullptr;
     // The phase of a pass is told by the set that it visits first: the last layer of a prompt may have a single row,
     // since only outputs that somebody asked for are computed there.
     const ModelRuntime* counted_runtime_ = nullptr;

@@ -12,7 +12,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/status.h"
 #include "exec/rank_block.h"
+#include "exec/router_book.h"
+#include "route/dials.h"
 #include "trace/pass.h"
 
 namespace sluice::exec {
@@ -24,6 +27,13 @@ struct BlockWeights {
 };
 // Of the block whose first product is node `at`: what the node that weighs the experts' results multiplies them by.
 BlockWeights find_block_weights(ggml_cgraph* graph, int at, WeightLookup weight_of);
+
+// What editing needs besides the block.
+struct EditTools {
+    WeightLookup weight_of;
+    ggml_backend_t cpu;   // runs a router again
+    RouterBook& routers;  // filled where the runtime follows routers
+};
 
 class RouteEdit {
   public:
@@ -38,9 +48,9 @@ class RouteEdit {
     void clear() { kept_.clear(); }
     // Applies the dials of the model's runtime to the block whose first product is node `at`; the lock of the runtime
     // is held. What was done is counted in `pass`.
-    void edit(ggml_cgraph* graph, int at, const WeightRef& weight, WeightLookup weight_of, trace::Pass& pass);
+    void edit(ggml_cgraph* graph, int at, const WeightRef& weight, const EditTools& tools, trace::Pass& pass);
 
-    // Whether some rank of the block is not computed.
+    // Whether the block is another one than the router chose.
     [[nodiscard]] bool active() const { return !kept_.empty(); }
     // How many ranks of the token are computed: the first ones. All `ranks` where nothing was dropped.
     [[nodiscard]] int64_t kept(int64_t token, int64_t ranks) const {
@@ -52,14 +62,17 @@ class RouteEdit {
     }
 
   private:
-    void refuse(const WeightRef& weight, const char* why);
+    void refuse(const WeightRef& weight, std::string_view why, trace::Pass& pass);
+    Result<size_t> substitute(const WeightRef& weight, const EditTools& tools);
 
     std::vector<int32_t> kept_;  // by token; empty: all of all tokens
     std::vector<Was> was_;       // by token and rank
-    std::vector<int32_t> experts_, order_;
+    std::vector<int32_t> experts_, router_experts_, order_;
     std::vector<float> weights_, router_weights_;
     std::vector<uint8_t> resident_, dropped_;
-    bool told_ = false;  // why a block was left alone
+    std::vector<route::Candidate> candidates_;
+    std::vector<int32_t> asked_;  // of a router run again
+    bool told_ = false;           // why a block was left alone
 };
 
 }  // namespace sluice::exec

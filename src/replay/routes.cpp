@@ -45,7 +45,8 @@ std::optional<std::string_view> value_of(std::string_view line, std::string_view
 struct Columns {
     enum Name : uint8_t { turn, phase, step, layer, slot, expert, kColumns };
     std::array<size_t, kColumns> at{};
-    size_t last = 0;
+    size_t last = 0;            // of these
+    size_t dropped = SIZE_MAX;  // where it says that the router's choice was not computed, if it does
 };
 
 std::optional<Columns> columns_of(std::string_view header) {
@@ -61,13 +62,18 @@ std::optional<Columns> columns_of(std::string_view header) {
             found[static_cast<size_t>(it - names.begin())] = true;
             out.last = std::max(out.last, i);
         }
+        if (header.substr(begin, comma - begin) == "dropped") out.dropped = i;
         begin = comma + 1;
     }
     if (std::find(found.begin(), found.end(), false) != found.end()) return std::nullopt;
     return out;
 }
 
-using Row = std::array<int64_t, Columns::kColumns>;
+struct Row {
+    std::array<int64_t, Columns::kColumns> fields{};
+    bool dropped = false;
+    int64_t operator[](Columns::Name c) const { return fields[c]; }
+};
 
 std::optional<Row> row_of(std::string_view line, const Columns& columns) {
     std::array<std::string_view, 64> fields;
@@ -78,12 +84,13 @@ std::optional<Row> row_of(std::string_view line, const Columns& columns) {
         begin = comma + 1;
     }
     if (columns.last >= n) return std::nullopt;
-    Row row{};
-    for (size_t c = 0; c < row.size(); ++c) {
+    Row row;
+    for (size_t c = 0; c < row.fields.size(); ++c) {
         const auto value = number<int64_t>(fields[columns.at[c]]);
         if (!value || *value < 0) return std::nullopt;
-        row[c] = *value;
+        row.fields[c] = *value;
     }
+    row.dropped = columns.dropped < n && fields[columns.dropped] == "1";
     return row;
 }
 
@@ -144,6 +151,7 @@ class Reader {
         if (r[Columns::turn] > UINT32_MAX) return wrong("counts turns that nobody has waited for");
         if (out_.choices.size() >= kMostRows || out_.visits.size() >= kMostVisits)
             return wrong("is one too many: the trace is too long");
+        if (r.dropped) return {};  // nobody asked a cache for it
         const auto layer = static_cast<int32_t>(r[Columns::layer]);
         const bool prompt = r[Columns::phase] == 0;
         const bool same_batch = have_ && r[Columns::turn] == turn_ && prompt == prompt_ && layer >= layer_;

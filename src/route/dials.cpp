@@ -23,6 +23,25 @@ bool weights_tell(std::span<const float> weights) {
     return sound && sum_of(weights) > 0;
 }
 
+size_t substitute(Choice choice, double share, std::span<Candidate> candidates) {
+    if (share <= 0 || !weights_tell(choice.weights)) return 0;
+    size_t n = 0;
+    for (size_t k = 0; k < choice.experts.size(); ++k) {
+        if (choice.resident[k] != 0) continue;
+        Candidate* best = nullptr;
+        for (Candidate& c : candidates) {
+            if (!c.taken && std::isfinite(c.weight) && (best == nullptr || c.weight > best->weight)) best = &c;
+        }
+        if (best == nullptr) break;
+        if (best->weight < (1 - share) * choice.weights[k]) continue;
+        best->taken = true;
+        choice.experts[k] = best->expert;
+        choice.resident[k] = 1;
+        ++n;
+    }
+    return n;
+}
+
 size_t drop_cold(Choice choice, double share, std::span<uint8_t> dropped) {
     const std::span<float> weights = choice.weights;
     assert(choice.experts.size() == weights.size() && choice.resident.size() == weights.size() &&

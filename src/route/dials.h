@@ -12,21 +12,32 @@ namespace sluice::route {
 
 // What a run may do to its routings. All off: nothing is ever changed.
 struct Dials {
-    double drop_cold = 0;  // experts that are not there and weigh less than this share of an equal part are left out
-    bool deterministic = false;  // "there" is told from what was chosen before, and not from what the cache holds
+    double substitute = 0;  // an expert that is there for one that is not, if its weight is at most this share less
+    double drop_cold = 0;   // experts that are not there and weigh less than this of an equal part are left out
 
-    [[nodiscard]] bool any() const { return drop_cold > 0; }
+    [[nodiscard]] bool any() const { return substitute > 0 || drop_cold > 0; }
 };
 
 // One token's choice in one layer, by rank. `weights` are the final ones, which multiply the experts' results.
 struct Choice {
     std::span<int32_t> experts;
     std::span<float> weights;
-    std::span<const uint8_t> resident;  // 1: computing it costs no read
+    std::span<uint8_t> resident;  // 1: computing it costs no read
 };
 
 // Weights that a rule can be applied to: all finite, none negative, and not all 0.
 [[nodiscard]] bool weights_tell(std::span<const float> weights);
+
+// An expert that was not chosen and is resident, and the weight that the router has for it in the measure of the row's.
+struct Candidate {
+    int32_t expert = 0;
+    float weight = 0;
+    bool taken = false;
+};
+// Gives each rank whose expert is not resident, the first rank first, the heaviest candidate that is left (among equals
+// the first), if that weighs no less than 1 - `share` of what it replaces. Experts and `resident` change, weights do
+// not: the router's own for the new experts belong there. Returns how many ranks changed.
+size_t substitute(Choice choice, double share, std::span<Candidate> candidates);
 
 // A rank is dropped if its expert is not resident, its weight is less than `share` of an equal part (strictly), and it
 // is not the first of those with the largest weight. `dropped` gets 1 for each such rank and 0 for the others; returns

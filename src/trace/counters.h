@@ -21,6 +21,8 @@ struct PhaseCounters {
     uint64_t blocks_micro = 0;    // layers of a prompt, by how their experts were read
     uint64_t blocks_macro = 0;
     uint64_t waves = 0;  // extra rounds of a layer that did not fit
+    // Ranks that lossy options could have changed, and what they made of them.
+    uint64_t routed = 0, dropped = 0, substituted = 0;
 };
 
 struct Counters {

@@ -55,6 +55,30 @@ std::string where_it_goes(const Totals& t) {
     return out.empty() ? kNotMeasured : out;
 }
 
+// Which options changed what was computed, and how much of it.
+std::string lossy_text(const Book& book, const SummaryExtras& extras) {
+    std::string out;
+    const auto name = [&](const std::string& n) { out += (out.empty() ? "" : ", ") + n; };
+    for (const std::string& n : extras.lossy) name(n);
+    if (book.header.is_object() && book.header.contains("lossy") && book.header["lossy"].is_array()) {
+        for (const Json& n : book.header["lossy"]) {
+            if (n.is_string()) name(n.get_ref<const std::string&>());
+        }
+    }
+    if (out.empty()) return "none";
+    const Row& sum = book.of(Phase::decode).sum;
+    if (!sum.routed.known() || sum.routed.value() == 0) return out;
+    out += fmt::format(": {:.1f} % of {} routings dropped",
+                       100.0 * static_cast<double>(sum.dropped.or_zero()) / static_cast<double>(sum.routed.value()),
+                       sum.routed.value());
+    if (sum.substituted.or_zero() > 0) {
+        out += fmt::format(", {:.1f} % substituted", 100.0 * static_cast<double>(sum.substituted.value()) /
+                                                         static_cast<double>(sum.routed.value()));
+    }
+    if (sum.unedited.or_zero() > 0) out += fmt::format("; {} layer visits left as routed", sum.unedited.value());
+    return out;
+}
+
 }  // namespace
 
 std::string summary_text(const Book& book, const SummaryExtras& extras) {
@@ -105,9 +129,7 @@ std::string summary_text(const Book& book, const SummaryExtras& extras) {
     const Measure rss = decode.sum.rss.known() ? decode.sum.rss : prefill.sum.rss;
     out += fmt::format("memory:   {} resident, peak {}, major faults per token {}\n", mib(rss), mib(extras.peak_bytes),
                        spelled(of_decode("major_faults_per_token"), 2, ""));
-    std::string lossy;
-    for (const std::string& name : extras.lossy) lossy += (lossy.empty() ? "" : ", ") + name;
-    out += fmt::format("lossy:    {}\n", lossy.empty() ? "none" : lossy);
+    out += fmt::format("lossy:    {}\n", lossy_text(book, extras));
     return out;
 }
 

@@ -66,6 +66,10 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--store", {"auto", "gguf", "/packs/m.gguf.sluice"}},
         {"--verify-reads", {"always", "once", "never"}},
         {"--dense-weights", {"anon", "warm", "mmap"}},
+        {"--drop-cold-experts", {"0", "0.5", "1024"}},
+        {"--n-expert-used", {"0", "4"}},
+        {"--expert-substitute", {"0", "0.25", "1"}},
+        {"--deterministic", {"1", "0"}},
         {"--record", {"a file.jsonl"}},
         {"--csv", {"-x.csv"}},
         {"--route-trace", {"r"}},
@@ -126,6 +130,38 @@ TEST(Options, CombinationsThatCannotBeAreErrors) {
     EXPECT_TRUE(validate(config).ok());
     config.wave = 2;
     EXPECT_FALSE(validate(config).ok());
+}
+
+TEST(Options, LossyOptionsAreNamedAndChecked) {
+    Config config;
+    EXPECT_TRUE(lossy_options(config).empty());
+    EXPECT_FALSE(has_decode_dials(config));
+    config.n_expert_used = 4;
+    EXPECT_EQ(lossy_options(config), std::vector<std::string>{"--n-expert-used 4"});
+    EXPECT_FALSE(has_decode_dials(config)) << "it holds for prompts too";
+    config.drop_cold_experts = 0.5;
+    EXPECT_EQ(lossy_options(config), (std::vector<std::string>{"--n-expert-used 4", "--drop-cold-experts 0.5"}));
+    EXPECT_TRUE(has_decode_dials(config));
+    EXPECT_TRUE(validate(config).ok());
+    config.io_threads = 3;
+    EXPECT_TRUE(lossy_options(without_lossy(config)).empty());
+    EXPECT_EQ(without_lossy(config).io_threads, 3U);
+    config.expert_substitute = 1.5;
+    EXPECT_FALSE(validate(config).ok());
+    config.expert_substitute = 0;
+
+    config.deterministic = true;
+    EXPECT_NE(validate(config).message().find("--cache-mb"), std::string::npos);
+    config.cache_bytes = 8 * MiB;
+    EXPECT_TRUE(validate(config).ok());
+    config.drop_cold_experts = 0;
+    EXPECT_NE(validate(config).message().find("no effect"), std::string::npos);
+
+    for (const char* text : {"-1", "nan", "inf", "1025", "x", ""}) {
+        std::vector<std::string> a{"--drop-cold-experts", text};
+        Config fresh;
+        EXPECT_FALSE(take_options(fresh, a, Place::run).ok()) << text;
+    }
 }
 
 TEST(Options, OursAreTakenOutAndTheRestKeepsItsOrder) {

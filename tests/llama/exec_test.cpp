@@ -5,8 +5,11 @@
 #include <ggml-backend.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -923,6 +926,162 @@ TEST_F(ExecutorTest, DroppedRanksCostNothingAndDisturbNoOtherNumber) {
             }
         }
     }
+}
+
+// Three layers share the slots of four experts and a half each. Between tokens something brings other experts in, one
+// token in three is stopped half-way and tried again, and reads end in drawn orders.
+TEST_F(ExecutorTest, WithAShadowWhatIsDroppedFollowsFromTheTokensAlone) {
+    constexpr uint32_t kSets = 3, kSlots = 13;
+    std::vector<std::vector<std::byte>> first;
+    std::vector<int64_t> first_dropped;
+    std::set<std::vector<int64_t>> without_shadow;
+    for (const bool shadow : {true, false}) {
+        for (uint32_t run = 0; run < 6; ++run) {
+            ASSERT_NO_FATAL_FAILURE(start({}, 11, kSets));
+            io::SimOptions sim;
+            sim.seed = run;
+            sim.jitter = 1 + run;
+            sim.shuffle = true;
+            ASSERT_NO_FATAL_FAILURE(stream(kSlots, sim, run % 2 == 0));
+            runtime_->dials.drop_cold = 1.2;
+            const auto layout = runtime_->fetcher->layout();
+            if (shadow) runtime_->shadow.emplace(*store_, layout, cache::Policy::lru, 1);
+            std::mt19937 disturbance(run);
+            random_.seed(77);
+            std::vector<std::vector<std::byte>> outs;
+            std::vector<int64_t> dropped;
+            for (int token = 0; token < 20; ++token) {
+                (void)choose_with_dials();
+                std::vector<std::vector<std::byte>> ids, weights;
+                for (const auto& block : blocks_) {
+                    for (auto [keep, from] : {std::pair{&ids, block->ids}, std::pair{&weights, block->weights}}) {
+                        const auto* p = static_cast<const std::byte*>(from->data);
+                        keep->emplace_back(p, p + ggml_nbytes(from));
+                    }
+                }
+                if (run > 0) {
+                    auto other = static_cast<RecordId>(disturbance() % store_->n_records());
+                    ASSERT_EQ(runtime_->fetcher->lease({&other, 1}), 1U);
+                    ASSERT_TRUE(runtime_->fetcher->load({&other, 1}, UINT8_MAX).ok());
+                    runtime_->fetcher->release({&other, 1});
+                }
+                if (run > 0 && disturbance() % 3 == 0) {
+                    int left = static_cast<int>(disturbance() % 3);
+                    executor_->set_stop({[](void* n) { return --*static_cast<int*>(n) < 0; }, &left});
+                    ASSERT_EQ(compute(), GGML_STATUS_ABORTED);
+                    executor_->set_stop({});
+                    for (size_t l = 0; l < kSets; ++l) {
+                        std::memcpy(blocks_[l]->ids->data, ids[l].data(), ids[l].size());
+                        std::memcpy(blocks_[l]->weights->data, weights[l].data(), weights[l].size());
+                    }
+                }
+                ASSERT_EQ(compute(), GGML_STATUS_SUCCESS) << executor_->last_error().message();
+                dropped.push_back(pass_->dropped);
+                for (const auto& block : blocks_) {
+                    const auto* p = static_cast<const std::byte*>(block->out->data);
+                    outs.emplace_back(p, p + ggml_nbytes(block->out));
+                }
+            }
+            if (!shadow) {
+                without_shadow.insert(dropped);
+                continue;
+            }
+            if (run == 0) {
+                first = outs;
+                first_dropped = dropped;
+                EXPECT_GT(std::accumulate(dropped.begin(), dropped.end(), int64_t{0}), 20);
+            }
+            EXPECT_EQ(outs, first) << "run " << run;
+            EXPECT_EQ(dropped, first_dropped) << "run " << run;
+        }
+    }
+    EXPECT_GT(without_shadow.size(), 1U) << "the disturbance is none";
+}
+
+TEST_F(ExecutorTest, ASubstituteIsTheNearestThatIsThereAndHasTheRoutersOwnWeight) {
+    size_t all = 0;
+    for (uint64_t seed = 1; seed <= 12; ++seed) {
+        ASSERT_NO_FATAL_FAILURE(start({.router = true}, seed));
+        Block& reference = *references_[0];
+        auto* gate = static_cast<float*>(reference.dense[1]->data);
+        const auto* x = static_cast<const float*>(reference.x->data);
+        for (int64_t i = 0; i < kEmbd * kExperts; ++i) gate[i] *= 0.03F;
+        ASSERT_NO_FATAL_FAILURE(stream(12, {}));
+        ggml_tensor* router = blocks_[0]->dense[1];
+        ggml_set_name(router, "blk.0.ffn_gate_inp.weight");
+        const std::unique_ptr<ggml_backend_buffer, void (*)(ggml_backend_buffer_t)> weights_buffer(
+            ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), ggml_nbytes(router)),
+            ggml_backend_buffer_free);
+        ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        router->buffer = weights_buffer.get();
+        runtime_->follow_routers = true;
+        const double share = runtime_->dials.substitute = 0.3;
+        // What the router thinks, by hand.
+        std::vector<double> probability(kExperts);
+        double sum = 0;
+        for (size_t e = 0; e < kExperts; ++e) {
+            double logit = 0;
+            for (size_t i = 0; i < kEmbd; ++i) logit += static_cast<double>(gate[e * kEmbd + i]) * x[i];
+            sum += probability[e] = std::exp(logit);
+        }
+        for (double& p : probability) p /= sum;
+        std::vector<int32_t> order(kExperts);
+        std::iota(order.begin(), order.end(), 0);
+        std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+            return probability[static_cast<size_t>(a)] > probability[static_cast<size_t>(b)];
+        });
+        std::vector<RecordId> there;
+        for (const size_t at : {0U, 2U, 5U, 7U}) there.push_back(store_->record(0, static_cast<uint32_t>(order[at])));
+        ASSERT_EQ(runtime_->fetcher->lease(there), there.size());
+        ASSERT_TRUE(runtime_->fetcher->load(there, UINT8_MAX).ok());
+        runtime_->fetcher->release(there);
+
+        std::vector<int32_t> experts(order.begin(), order.begin() + kTopK);
+        std::vector<int32_t> candidates{order[5], order[7]};
+        size_t expected = 0;
+        for (size_t k = 0; k < kTopK && !candidates.empty(); ++k) {
+            if (k == 0 || k == 2) continue;
+            const auto p = [&](int32_t e) { return probability[static_cast<size_t>(e)]; };
+            if (p(candidates[0]) < (1 - share) * p(experts[k])) continue;
+            experts[k] = candidates[0];
+            candidates.erase(candidates.begin());
+            ++expected;
+        }
+        all += expected;
+        ASSERT_EQ(compute(), GGML_STATUS_SUCCESS) << executor_->last_error().message();
+        EXPECT_EQ(pass_->substituted, static_cast<int64_t>(expected)) << "seed " << seed;
+        EXPECT_EQ(pass_->unedited, 0);
+        EXPECT_EQ(pass_->lookups, kTopK);
+        EXPECT_EQ(pass_->hits, 2 + static_cast<int64_t>(expected));
+
+        Block by_hand({});
+        for (size_t c = 0; c < by_hand.experts.size(); ++c)
+            std::memcpy(by_hand.experts[c]->data, reference.experts[c]->data, ggml_nbytes(by_hand.experts[c]));
+        std::memcpy(by_hand.x->data, reference.x->data, ggml_nbytes(by_hand.x));
+        std::memcpy(by_hand.ids->data, experts.data(), sizeof(int32_t) * kTopK);
+        for (size_t k = 0; k < kTopK; ++k) {
+            static_cast<float*>(by_hand.weights->data)[k] =
+                static_cast<float>(probability[static_cast<size_t>(experts[k])]);
+        }
+        ASSERT_NO_FATAL_FAILURE(by_hand.allocate());
+        ASSERT_EQ(ggml_backend_graph_compute(cpu_, by_hand.graph), GGML_STATUS_SUCCESS);
+        const auto* want = static_cast<const float*>(by_hand.out->data);
+        const auto* got = static_cast<const float*>(blocks_[0]->out->data);
+        for (size_t i = 0; i < kEmbd; ++i) ASSERT_NEAR(got[i], want[i], 1e-4 * (1 + std::abs(want[i]))) << seed;
+    }
+    EXPECT_GT(all, 6U);
+}
+
+TEST_F(ExecutorTest, WithoutItsRouterABlockHasNoSubstitutes) {
+    ASSERT_NO_FATAL_FAILURE(start({}, 3));
+    ASSERT_NO_FATAL_FAILURE(stream(12, {}));
+    runtime_->follow_routers = true;
+    runtime_->dials.substitute = 1;
+    std::fill_n(static_cast<float*>(blocks_[0]->weights->data), kTopK, 0.2F);
+    ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+    EXPECT_EQ(pass_->substituted, 0);
+    EXPECT_EQ(pass_->unedited, 1);
+    EXPECT_EQ(pass_->lookups, kTopK);
 }
 
 TEST_F(ExecutorTest, TheTraceOfADroppedRankSaysWhatTheRouterHad) {

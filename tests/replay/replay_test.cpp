@@ -70,6 +70,18 @@ TEST(Routes, ColumnsAreReadByNameAndABatchOfDecodeIsOnePass) {
     EXPECT_EQ(r.decode_tokens, 4U);
 }
 
+TEST(Routes, WhatWasDroppedWasNotAskedFor) {
+    std::istringstream text(
+        "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes,dropped\n"
+        "0,1,5,0,0,3,0.5,1,0,0\n0,1,5,0,1,4,0.1,0,0,1\n0,1,5,0,2,5,0.4,1,0,0\n0,1,6,0,0,4,0.9,0,10,0\n");
+    const auto routes = read_routes(text, "t");
+    ASSERT_TRUE(routes.ok()) << routes.status().message();
+    EXPECT_EQ(routes->decode_tokens, 2U);
+    ASSERT_EQ(routes->choices.size(), 3U);
+    EXPECT_EQ(routes->choices[0].expert, 3U);
+    EXPECT_EQ(routes->choices[1].expert, 5U);
+}
+
 TEST(Routes, WhatIsNotATraceIsNamedWithItsLine) {
     EXPECT_NE(refusal("a,b\n").find("line 1 should name the columns"), std::string::npos);
     EXPECT_NE(refusal(kHead + kColumns).find("without rows"), std::string::npos);

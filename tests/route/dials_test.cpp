@@ -82,6 +82,38 @@ TEST(DropCold, WeightsThatAreNoneAreLeftAlone) {
     }
 }
 
+TEST(Substitute, TakesTheHeaviestThatIsNearEnough) {
+    Row row{{7, 3, 9, 1}, {0.5F, 0.2F, 0.2F, 0.1F}, {0, 0, 1, 0}};
+    std::vector<Candidate> candidates{{20, 0.09F}, {21, 0.19F}, {22, 0.095F}};
+    EXPECT_EQ(substitute(row.choice(), 0.1, candidates), 2U);
+    EXPECT_EQ(row.experts, (std::vector<int32_t>{7, 21, 9, 22}));  // nothing is near 0.5
+    EXPECT_EQ(row.resident, (std::vector<uint8_t>{0, 1, 1, 1}));
+    EXPECT_EQ(row.weights, (std::vector<float>{0.5F, 0.2F, 0.2F, 0.1F})) << "the router's own are the caller's to put";
+}
+
+TEST(Substitute, EachCandidateStandsInOnceAndTheFirstRankChooses) {
+    Row row{{7, 3}, {0.5F, 0.5F}, {0, 0}};
+    std::vector<Candidate> candidates{{20, 0.45F}};
+    EXPECT_EQ(substitute(row.choice(), 0.5, candidates), 1U);
+    EXPECT_EQ(row.experts, (std::vector<int32_t>{20, 3}));
+}
+
+TEST(Substitute, OffOrWithoutNumbersNothingChanges) {
+    for (const double share : {0.0, -1.0}) {
+        Row row{{7, 3}, {0.5F, 0.5F}, {0, 0}};
+        std::vector<Candidate> candidates{{20, 0.5F}};
+        EXPECT_EQ(substitute(row.choice(), share, candidates), 0U);
+    }
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    Row row{{7, 3}, {0.5F, nan}, {0, 0}};
+    std::vector<Candidate> candidates{{20, 0.5F}};
+    EXPECT_EQ(substitute(row.choice(), 1, candidates), 0U);
+    Row sound{{7, 3}, {0.5F, 0.5F}, {0, 0}};
+    std::vector<Candidate> none{{20, nan}};
+    EXPECT_EQ(substitute(sound.choice(), 1, none), 0U);
+    EXPECT_EQ(substitute(sound.choice(), 1, {}), 0U);
+}
+
 TEST(MoveDroppedLast, BothPartsKeepTheirOrder) {
     Row row{{10, 11, 12, 13, 14}, {0.4F, 0.0F, 0.3F, 0.0F, 0.3F}, {1, 0, 1, 0, 1}, {0, 1, 0, 1, 0}};
     std::vector<int32_t> order;

@@ -1,0 +1,355 @@
+// Owns: `sluice quality`: what lossy options cost in quality and what they save, as one table.
+#include "engine/quality.h"
+
+#include <arg.h>
+#include <common.h>
+#include <fmt/ranges.h>
+#include <llama.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <sstream>
+
+#include "backend/options.h"
+#include "backend/recording.h"
+#include "base/bytes.h"
+#include "base/log.h"
+#include "cli/commands.h"
+#include "cli/interrupt.h"
+#include "cli/progress_bar.h"
+#include "machine/text.h"
+#include "trace/book.h"
+
+extern char** environ;
+
+namespace sluice::cli {
+namespace {
+
+constexpr uint64_t kMostText = 64 * MiB;
+constexpr uint64_t kMostTokens = 1U << 20U;
+
+struct Asked {
+    std::string file, battery;
+    std::vector<std::string> with;
+    bool json = false, csv = false;
+    engine::QualityPlan plan;
+};
+
+// Takes this command's own options out of the arguments.
+Result<Asked> parse(std::vector<std::string>& arguments) {
+    Asked asked;
+    std::vector<std::string> rest;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        const std::string a = arguments[i];
+        const auto value = [&]() -> Result<std::string> {
+            if (i + 1 == arguments.size()) return error(Code::invalid_argument, "{} needs a value", a);
+            return arguments[++i];
+        };
+        const auto text = [&](std::string& to) {
+            auto v = value();
+            if (v.ok()) to = std::move(*v);
+            return v.status();
+        };
+        const auto number = [&](int& to, uint64_t least) {
+            const auto v = value();
+            if (!v.ok()) return v.status();
+            const auto n = machine::parse_number(*v);
+            if (!n || *n < least || *n > kMostTokens)
+                return error(Code::invalid_argument, "{}: a number from {} to {} is needed", a, least, kMostTokens);
+            to = static_cast<int>(*n);
+            return Status();
+        };
+        Status s;
+        if (a == "--json") {
+            asked.json = true;
+        } else if (a == "--csv") {
+            asked.csv = true;
+        } else if (a == "--file" || a == "-f") {
+            s = text(asked.file);
+        } else if (a == "--battery") {
+            s = text(asked.battery);
+        } else if (a == "--with") {
+            asked.with.emplace_back();
+            s = text(asked.with.back());
+        } else if (a == "--tokens") {
+            s = number(asked.plan.scored, 1);
+        } else if (a == "--prefix") {
+            s = number(asked.plan.prompt, 1);
+        } else {
+            rest.push_back(a);
+            if (backend::takes_free_text(a) && i + 1 < arguments.size()) rest.push_back(arguments[++i]);
+        }
+        if (!s.ok()) return s;
+    }
+    if (asked.json && asked.csv) return error(Code::invalid_argument, "--json or --csv, not both");
+    if (asked.file.empty()) return error(Code::invalid_argument, "which text? give one with --file");
+    arguments = std::move(rest);
+    return asked;
+}
+
+Result<std::string> read_file(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) return error(Code::not_found, "{} cannot be read", path);
+    std::string text(std::istreambuf_iterator<char>(file), {});
+    if (text.size() > kMostText) return error(Code::invalid_argument, "{} is larger than any text this needs", path);
+    return text;
+}
+
+// One row of the table: a configuration and what it gave.
+struct Row {
+    Config config;
+    std::vector<std::string> lossy;
+    engine::Quality found;
+    [[nodiscard]] std::string name() const {
+        return lossy.empty() ? "lossless" : fmt::format("{}", fmt::join(lossy, " "));
+    }
+};
+
+// The runs that were asked for; the first is without lossy options.
+Result<std::vector<Row>> rows_of(const Config& given, const std::vector<std::string>& with) {
+    const Config lossless = backend::without_lossy(given);
+    std::vector<Row> rows(1);
+    rows[0].config = lossless;
+    const auto add = [&](const Config& config) { rows.push_back({config, backend::lossy_options(config), {}}); };
+    if (!backend::lossy_options(given).empty()) add(given);
+    for (const std::string& flags : with) {
+        std::istringstream words(flags);
+        std::vector<std::string> arguments{std::istream_iterator<std::string>(words), {}};
+        Config config = lossless;
+        backend::Given said;
+        if (Status s = backend::take_options(config, arguments, backend::Place::tool, nullptr, &said); !s.ok())
+            return s.within("--with");
+        if (!arguments.empty())
+            return error(Code::invalid_argument, "--with takes streaming options, and \"{}\" is none", arguments[0]);
+        if (Status s = backend::validate(config, said); !s.ok()) return s.within("--with");
+        if (backend::lossy_options(config).empty())
+            return error(Code::invalid_argument, "--with \"{}\" turns nothing lossy on", flags);
+        add(config);
+    }
+    if (rows.size() == 1) {
+        return error(Code::invalid_argument,
+                     "there is nothing to compare: give lossy options, or several sets with --with \"OPTIONS\" each");
+    }
+    return rows;
+}
+
+std::optional<double> ratio(double a, double b) {
+    return b > 0 && std::isfinite(a) ? std::optional(a / b) : std::nullopt;
+}
+std::optional<double> speed(const engine::Quality& q) {
+    return ratio(static_cast<double>(q.tokens) * 1e9, static_cast<double>(q.time));
+}
+std::optional<double> bytes_per_token(const engine::Quality& q) {
+    return ratio(static_cast<double>(q.bytes), static_cast<double>(q.tokens));
+}
+
+// The columns, for all three forms.
+struct Column {
+    const char* name;  // in JSON and CSV
+    const char* title;
+    std::optional<double> (*of)(const Row& row);
+    std::string (*shown)(double value);
+    bool of_lossless;  // means something for the run without options
+};
+
+template <int decimals>
+std::string plain(double v) {
+    return fmt::format("{:.{}f}", v, decimals);
+}
+std::string percent(double v) {
+    return fmt::format("{:.1f} %", 100 * v);
+}
+
+constexpr Column kColumns[] = {
+    {"perplexity", "perplexity", [](const Row& r) { return ratio(r.found.perplexity, 1); }, plain<4>, true},
+    {"kl_divergence", "KL", [](const Row& r) { return ratio(r.found.divergence, 1); }, plain<5>, false},
+    {"kl_divergence_max", "KL max", [](const Row& r) { return ratio(r.found.divergence_max, 1); }, plain<3>, false},
+    {"same_top", "same top", [](const Row& r) { return ratio(r.found.same_top, 1); }, percent, false},
+    {"tasks_right", "tasks right",
+     [](const Row& r) { return r.found.tasks > 0 ? std::optional<double>(r.found.right) : std::nullopt; }, plain<0>,
+     true},
+    {"answers_same", "same answers",
+     [](const Row& r) { return r.found.tasks > 0 ? std::optional<double>(r.found.same_answer) : std::nullopt; },
+     plain<0>, false},
+    {"dropped_share", "dropped",
+     [](const Row& r) { return ratio(static_cast<double>(r.found.dropped), static_cast<double>(r.found.routed)); },
+     percent, false},
+    {"substituted_share", "substituted",
+     [](const Row& r) {
+         return r.found.substituted > 0
+                    ? ratio(static_cast<double>(r.found.substituted), static_cast<double>(r.found.routed))
+                    : std::nullopt;
+     },
+     percent, false},
+    {"bytes_per_token", "read/token", [](const Row& r) { return bytes_per_token(r.found); },
+     [](double v) { return human_bytes(static_cast<uint64_t>(v)); }, true},
+    {"tokens_per_second", "tok/s", [](const Row& r) { return speed(r.found); }, plain<2>, true},
+};
+
+std::optional<double> value_of(const Column& c, const Row& row) {
+    if (!c.of_lossless && row.lossy.empty()) return std::nullopt;
+    return c.of(row);
+}
+
+std::string table(const std::vector<Row>& rows) {
+    std::vector<std::vector<std::string>> cells{{""}};
+    for (const Column& c : kColumns) cells[0].emplace_back(c.title);
+    for (const Row& row : rows) {
+        cells.push_back({row.name()});
+        for (const Column& c : kColumns) {
+            const auto v = value_of(c, row);
+            cells.back().push_back(v ? c.shown(*v) : "-");
+        }
+    }
+    std::string out;
+    for (const auto& line : cells) {
+        for (size_t c = 0; c < line.size(); ++c) {
+            size_t width = 0;
+            for (const auto& other : cells) width = std::max(width, other[c].size());
+            out += c == 0 ? fmt::format("{:<{}}", line[c], width) : fmt::format("  {:>{}}", line[c], width);
+        }
+        out += '\n';
+    }
+    const engine::Quality& first = rows[0].found;
+    out += fmt::format(
+        "\n{} tokens were scored one by one; divergence in nats per token, and agreement, are from the lossless run\n",
+        first.scored);
+    if (first.tasks > 0) out += fmt::format("{} tasks with known answers, greedy\n", first.tasks);
+    return out;
+}
+
+std::string csv(const std::vector<Row>& rows) {
+    std::string out = "options";
+    for (const Column& c : kColumns) out += fmt::format(",{}", c.name);
+    out += '\n';
+    for (const Row& row : rows) {
+        out += row.name();
+        for (const Column& c : kColumns) {
+            const auto v = value_of(c, row);
+            out += v ? fmt::format(",{}", *v) : ",";
+        }
+        out += '\n';
+    }
+    return out;
+}
+
+std::string json(const std::vector<Row>& rows, const std::string& model, const Asked& asked) {
+    trace::Json out = {{"sluice_quality", 1},
+                       {"model", model},
+                       {"text", asked.file},
+                       {"battery", asked.battery.empty() ? "built in" : asked.battery},
+                       {"prompt_tokens", asked.plan.prompt},
+                       {"scored_tokens", rows[0].found.scored},
+                       {"tasks", rows[0].found.tasks},
+                       {"runs", trace::Json::array()}};
+    for (const Row& row : rows) {
+        trace::Json run = {{"lossy", row.lossy},
+                           {"decode_tokens", row.found.tokens},
+                           {"routed", row.found.routed},
+                           {"dropped", row.found.dropped},
+                           {"substituted", row.found.substituted}};
+        for (const Column& c : kColumns) {
+            const auto v = value_of(c, row);
+            run[c.name] = v ? trace::Json(*v) : trace::Json(nullptr);
+        }
+        out["runs"].push_back(std::move(run));
+    }
+    return out.dump(2) + "\n";
+}
+
+// Loads and runs the model with one row's options.
+Status measure(Row& row, const std::vector<std::string>& stock, engine::QualityRuns& runs, const Asked& asked) {
+    std::string why;
+    if (!start(row.config, &why)) return error(Code::unsupported, "{}", why);
+    std::vector<std::string> arguments = stock;
+    if (Status s = pass_on_experts_used(row.config, "quality", arguments); !s.ok()) return s;
+    common_params params;
+    params.verbosity = 1;  // errors
+    std::string program = "sluice quality";
+    std::vector<char*> argv = argv_of(program, arguments);
+    if (!common_params_parse(static_cast<int>(argv.size()) - 1, argv.data(), params, LLAMA_EXAMPLE_COMPLETION))
+        return error(Code::invalid_argument, "see sluice quality --help");
+    const bool sized = std::find_if(stock.begin(), stock.end(),
+                                    [](const std::string& a) { return a == "-c" || a == "--ctx-size"; }) != stock.end();
+    if (!sized) params.n_ctx = std::max(512, asked.plan.prompt + asked.plan.scored + 1);
+    auto found = runs.run(params);
+    if (!found.ok()) return found.status();
+    row.found = std::move(*found);
+    return {};
+}
+
+}  // namespace
+
+int quality_command(std::vector<std::string> arguments) {
+    if (asks_help(arguments)) return print_help(help_text(*find_command("quality")));
+    auto parsed = parse(arguments);
+    if (!parsed.ok()) return fail(parsed.status(), kUsage);
+    Asked& asked = *parsed;
+    if (!names_model(arguments)) return fail(error(Code::invalid_argument, "which model? give it with -m"), kUsage);
+    Config config;
+    backend::Given given;
+    if (Status s = backend::read_environment(config, environ, backend::Place::tool, &given); !s.ok())
+        return fail(s, kUsage);
+    if (Status s = backend::take_options(config, arguments, backend::Place::tool, nullptr, &given); !s.ok())
+        return fail(s, kUsage);
+    if (Status s = backend::validate(config, given); !s.ok()) return fail(s, kUsage);
+    if (backend::has_outputs(config)) {
+        return fail(error(Code::invalid_argument,
+                          "records and traces are of one run, and this command makes several: use sluice run"),
+                    kUsage);
+    }
+    auto rows = rows_of(config, asked.with);
+    if (!rows.ok()) return fail(rows.status(), kUsage);
+    auto text = read_file(asked.file);
+    if (!text.ok()) return fail(text.status(), kUsage);
+    asked.plan.text = std::move(*text);
+    asked.plan.battery = engine::built_in_battery();
+    if (asked.battery == "none") {
+        asked.plan.battery.clear();
+    } else if (!asked.battery.empty()) {
+        const auto tasks = read_file(asked.battery);
+        if (!tasks.ok()) return fail(tasks.status(), kUsage);
+        auto battery = engine::parse_battery(*tasks, asked.battery);
+        if (!battery.ok()) return fail(battery.status(), kUsage);
+        asked.plan.battery = std::move(*battery);
+    }
+
+    backend::set_host({.place = backend::Place::tool, .program = "sluice quality"});
+    {
+        Config quiet = (*rows)[0].config;
+        std::string why;
+        if (!start(quiet, &why)) return fail(error(Code::unsupported, "{}", why), kUsage);
+    }
+    if (const int code = refuse_arguments(arguments); code != kOk) return code;
+    common_init();
+    catch_interrupts();
+    asked.plan.stop = {[](void*) { return interrupted(); }, nullptr};
+    std::string model;
+    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
+        if (arguments[i] == "-m" || arguments[i] == "--model") model = arguments[i + 1];
+    }
+    engine::QualityRuns runs(asked.plan);
+    size_t number = 0;
+    ProgressBar bar("measuring");
+    asked.plan.progress = [&](double part, const std::string& doing) {
+        const double all = static_cast<double>(rows->size());
+        bar.show((static_cast<double>(number) + part) / all, fmt::format("{}, {}", (*rows)[number].name(), doing));
+    };
+    for (Row& row : *rows) {
+        const Status s = measure(row, arguments, runs, asked);
+        ++number;
+        if (s.ok()) continue;
+        bar.clear();
+        if (interrupted()) return kInterrupted;
+        return fail(s, s.code() == Code::invalid_argument ? kUsage : kFailed);
+    }
+    bar.clear();
+    return print_help(asked.json ? json(*rows, model, asked) : asked.csv ? csv(*rows) : table(*rows));
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Owns: the proof that lossy options do what docs/lossy.md says, in whole programs: off and nearly off they change no byte,
+on they are named in every output, counted, repeatable, and refused where they cannot act.
+
+Runs `sluice` and stock's tools on the demo model with a cache smaller than its experts. No assertion looks at how long
+anything took.
+"""
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ARGS = None
+PROMPT = "The Lord is my shepherd"
+
+
+def environment(**extra):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "GGML_BACKEND", "LD_PRELOAD"))}
+    return {**env, "SLUICE_NO_HISTORY": "1", **extra}
+
+
+def call(command, code=0, env=None):
+    done = subprocess.run(command, env=env or environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, timeout=280)
+    out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    assert done.returncode == code, f"{' '.join(command)}: exit {done.returncode}, wanted {code}: {err[-2000:]}"
+    return out, err
+
+
+def run(*extra, code=0, n=24, cache="4"):
+    return call([ARGS.sluice, "run", "-m", ARGS.model, "-p", PROMPT, "-n", str(n), "-c", "256", "--temp", "0", "-t", "1",
+                 "--cache-mb", cache, *extra], code)
+
+
+def options(flag_set):
+    return flag_set.split()
+
+
+class Drop(unittest.TestCase):
+    def test_nearly_off_is_off(self):
+        self.assertEqual(run()[0], run("--drop-cold-experts", "1e-20")[0])
+
+    def test_it_is_named_and_counted_everywhere(self):
+        with tempfile.TemporaryDirectory() as work:
+            record, table, routes = (os.path.join(work, f) for f in ("r.jsonl", "r.csv", "routes.csv"))
+            _, err = run("--drop-cold-experts", "0.9", "--record", record, "--csv", table, "--route-trace", routes)
+            summary = [line for line in err.splitlines() if line.startswith("lossy:")]
+            self.assertEqual(len(summary), 1)
+            self.assertRegex(summary[0], r"--drop-cold-experts 0\.9: [0-9.]+ % of \d+ routings dropped")
+            with open(record, encoding="utf-8") as f:
+                rows = [json.loads(line) for line in f]
+            self.assertEqual(rows[0]["lossy"], ["--drop-cold-experts 0.9"])
+            decode = [r for r in rows if r.get("kind") == "row" and r["phase"] == 1]
+            prompt = [r for r in rows if r.get("kind") == "row" and r["phase"] == 0]
+            dropped = sum(r["dropped"] for r in decode)
+            self.assertGreater(dropped, 0)
+            for r in decode:
+                self.assertEqual(r["unedited"], 0)
+                self.assertGreater(r["routed"], 0)
+                self.assertGreaterEqual(r["lookups"], r["routed"] - r["dropped"])
+            for r in prompt:
+                self.assertIsNone(r["dropped"])
+            with open(table, encoding="utf-8") as f:
+                head = [line for line in f if line.startswith("#")]
+            self.assertIn("# lossy=--drop-cold-experts 0.9\n", [line.replace('"', "") for line in head])
+            with open(routes, encoding="utf-8") as f:
+                traced = list(csv.DictReader(line for line in f if not line.startswith("#")))
+            gone = [t for t in traced if t["dropped"] == "1"]
+            self.assertEqual(len(gone), dropped)
+            for t in gone:
+                self.assertEqual((t["phase"], t["expert_bytes"], t["residency"]), ("1", "0", "0"))
+                self.assertGreater(float(t["weight"]), 0)
+            out, _ = call([ARGS.sluice, "replay", routes, "--slots", "4"])
+            self.assertIn("23 tokens of decode", out)
+
+    def test_a_careless_one_reads_less(self):
+        with tempfile.TemporaryDirectory() as work:
+            sums = []
+            for extra in ([], ["--drop-cold-experts", "1"]):
+                record = os.path.join(work, f"{len(extra)}.jsonl")
+                run("--record", record, *extra)
+                with open(record, encoding="utf-8") as f:
+                    rows = [json.loads(line) for line in f]
+                sums.append(sum(r["exact_bytes"] for r in rows if r.get("kind") == "row" and r["phase"] == 1))
+            self.assertLess(sums[1], sums[0])
+
+    def test_deterministic_says_the_same_again(self):
+        texts = {run("--drop-cold-experts", "0.9", "--deterministic", *way)[0]
+                 for way in ([], [], ["--no-overlap"], ["--io-threads", "1"], ["--io-engine", "pread"], ["--wave", "64"])}
+        self.assertEqual(len(texts), 1)
+
+    def test_what_cannot_be_is_refused(self):
+        _, err = run("--deterministic", code=2)
+        self.assertIn("no effect", err)
+        _, err = call([ARGS.sluice, "run", "-m", ARGS.model, "-p", "x", "--drop-cold-experts", "1", "--deterministic"], 2)
+        self.assertIn("--cache-mb", err)
+        _, err = call([ARGS.sluice, "perplexity", "-m", ARGS.model, "-f", ARGS.text, "--drop-cold-experts", "0.5"], 2)
+        self.assertIn("sluice quality", err)
+        self.assertIn("--drop-cold-experts 0.5", err)
+
+
+class ExpertsUsed(unittest.TestCase):
+    def stock(self, n, override):
+        out, _ = call([os.path.join(ARGS.llama_bin, "llama-completion"), "-m", ARGS.model, "-p", PROMPT, "-n", str(n), "-c", "256",
+                       "--temp", "0", "-t", "1", "--no-display-prompt", "-no-cnv", "--no-warmup", "--override-kv", override])
+        return out.strip()
+
+    def test_it_is_llama_cpps_override(self):
+        words, _ = call([ARGS.sluice, "inspect", ARGS.model, "--json"])
+        facts = json.loads(words)
+        arch, used = facts["architecture"], facts["experts_used"]
+        texts = set()
+        for n in {1, max(1, used - 1), used + 1}:
+            ours, err = run("--n-expert-used", str(n), "--no-display-prompt")
+            self.assertEqual(ours.strip(), self.stock(24, f"{arch}.expert_used_count=int:{n}"), n)
+            self.assertIn(f"lossy:    --n-expert-used {n}", err)
+            texts.add(ours)
+        self.assertGreater(len(texts), 1)
+
+    def test_what_no_model_has_is_refused(self):
+        _, err = run("--n-expert-used", "60000", code=2)
+        self.assertIn("experts in a layer", err)
+        for text in ("-1", "x", "1.5"):
+            run("--n-expert-used", text, code=2)
+        _, err = call([ARGS.sluice, "bench", "-m", ARGS.model, "--n-expert-used", "1"], 2)
+        self.assertIn("no effect in sluice bench", err)
+        _, err = run("--n-expert-used", "1", "--override-kv", "x.expert_used_count=int:2", code=2)
+        self.assertIn("already", err)
+
+    def test_the_plugin_names_the_override(self):
+        done = subprocess.run([os.path.join(ARGS.llama_bin, "llama-completion"), "-m", ARGS.model, "-p", "x", "-n", "1", "-no-cnv"],
+                              env=environment(LD_PRELOAD=ARGS.plugin, SLUICE_N_EXPERT_USED="1", SLUICE_CACHE_MB="4"),
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=200)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertGreaterEqual(done.returncode, 0, "it crashed")
+        self.assertIn(b"--override-kv", done.stderr)
+        self.assertIn(b"expert_used_count=int:1", done.stderr)
+
+
+class Quality(unittest.TestCase):
+    def quality(self, *extra, code=0):
+        return call([ARGS.sluice, "quality", "-m", ARGS.model, "--file", ARGS.text, "--tokens", "48", "--prefix", "16", "-t", "1",
+                     "--cache-mb", "4", *extra], code)
+
+    def test_what_changes_nothing_is_no_distance_away_and_what_is_harsh_is(self):
+        out, _ = self.quality("--json", "--with", "--drop-cold-experts 1e-20", "--with", "--drop-cold-experts 1000",
+                              "--with", "--n-expert-used 1")
+        runs = json.loads(out)["runs"]
+        self.assertEqual([r["lossy"] for r in runs], [[], ["--drop-cold-experts 1e-20"], ["--drop-cold-experts 1000"],
+                                                      ["--n-expert-used 1"]])
+        self.assertEqual([r["decode_tokens"] for r in runs], [48] * 4)
+        lossless, nothing, harsh, fewer = runs
+        self.assertIsNone(lossless["kl_divergence"])
+        self.assertGreater(lossless["bytes_per_token"], 0)
+        self.assertEqual(nothing["kl_divergence"], 0)
+        self.assertEqual(nothing["same_top"], 1)
+        self.assertEqual(nothing["perplexity"], lossless["perplexity"])
+        self.assertEqual(nothing["answers_same"], 16)
+        self.assertEqual(nothing["tasks_right"], lossless["tasks_right"])
+        for lossy in (harsh, fewer):
+            self.assertGreater(lossy["kl_divergence"], 0)
+            self.assertLess(lossy["same_top"], 1)
+            self.assertGreater(lossy["perplexity"], lossless["perplexity"])
+            self.assertLess(lossy["bytes_per_token"], lossless["bytes_per_token"])
+        self.assertGreater(harsh["dropped_share"], 0)
+
+    def test_a_battery_of_ones_own_and_the_other_forms(self):
+        with tempfile.TemporaryDirectory() as work:
+            battery = os.path.join(work, "b.tsv")
+            with open(battery, "w", encoding="utf-8") as f:
+                f.write("# one that is always right, and one that never is\nThe Lord\t |.|e|a|o\nThe Lord\t\\n\\nqqxx\n")
+            out, _ = self.quality("--battery", battery, "--csv", "--drop-cold-experts", "0.5")
+            rows = list(csv.DictReader(out.splitlines()))
+            self.assertEqual([r["options"] for r in rows], ["lossless", "--drop-cold-experts 0.5"])
+            self.assertEqual(rows[0]["tasks_right"], "1")
+            out, _ = self.quality("--battery", "none", "--drop-cold-experts", "0.5")
+            self.assertIn("lossless", out)
+            self.assertIn("tok/s", out)
+
+    def test_what_it_cannot_do_it_says(self):
+        for extra, words in ((["--drop-cold-experts", "0.5", "--tokens", "1000000"], "tokens"),
+                             ([], "nothing to compare"),
+                             (["--with", "--cache-mb 3"], "nothing lossy"),
+                             (["--with", "--frobnicate"], "is none"),
+                             (["--drop-cold-experts", "1", "--record", "x"], "sluice run"),
+                             (["--drop-cold-experts", "1", "--battery", "/nonexistent"], "cannot be read")):
+            _, err = self.quality(*extra, code=2)
+            self.assertIn(words, err)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for name in ("sluice", "plugin", "llama-bin", "model", "text"):
+        parser.add_argument("--" + name, required=True)
+    ARGS, rest = parser.parse_known_args()
+    unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
