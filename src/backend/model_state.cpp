@@ -1,10 +1,13 @@
 #include "backend/model_state.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 
 #include "backend/cpu_hooks.h"
+#include "backend/options.h"
 #include "backend/recording.h"
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -223,6 +226,10 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     runtime.prefill_mode = prefill_mode(config.prefill_mode);
     runtime.follow_routers = config.predict_log;
     if (config.predict_log) runtime.scores.emplace(state->geometry_.sets.size());
+    if (const auto lossy = lossy_options(config); !lossy.empty()) {
+        log(LogLevel::warn, "{}: what this model answers is not what it would answer without {}",
+            state->index_.files()[0].path, fmt::join(lossy, ", "));
+    }
     runtime.dials = {.substitute = config.expert_substitute, .drop_cold = config.drop_cold_experts};
     runtime.follow_routers = runtime.follow_routers || runtime.dials.substitute > 0;
     runtime.make_fetcher = [s = state.get()] { return s->make_fetcher(); };

@@ -66,7 +66,7 @@ void RouteEdit::refuse(const WeightRef& weight, std::string_view why, trace::Pas
     ++pass.unedited;
     if (told_) return;
     told_ = true;
-    log(LogLevel::warn, "layer {} is computed as its router chose, whatever the lossy options say: {}",
+    log(LogLevel::warn, "layer {} cannot be changed as the lossy options say: {}",
         weight.runtime->store->geometry().sets[weight.set].layer, why);
 }
 
@@ -161,15 +161,17 @@ void RouteEdit::edit(ggml_cgraph* graph, int at, const WeightRef& weight, const 
         size_t substituted = 0;
         if (dials.substitute > 0) {
             router_experts_ = experts_;
+            router_resident_ = resident_;
             auto done = tokens == 1 ? substitute(weight, tools)
                                     : error(Code::unsupported, "several tokens are computed at once");
             if (done.ok()) {
                 substituted = *done;
             } else {
-                refuse(weight, done.status().message(), pass);
+                // Without substitutes what is not there may still be dropped.
+                refuse(weight, done.status().within("no substitutes").message(), pass);
                 experts_ = router_experts_;
+                resident_ = router_resident_;
                 for (size_t i = 0; i < n; ++i) weights_[i] = was[i].weight;
-                continue;
             }
         }
         router_weights_ = weights_;

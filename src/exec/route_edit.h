@@ -69,7 +69,7 @@ class RouteEdit {
     std::vector<Was> was_;       // by token and rank
     std::vector<int32_t> experts_, router_experts_, order_;
     std::vector<float> weights_, router_weights_;
-    std::vector<uint8_t> resident_, dropped_;
+    std::vector<uint8_t> resident_, router_resident_, dropped_;
     std::vector<route::Candidate> candidates_;
     std::vector<int32_t> asked_;  // of a router run again
     bool told_ = false;           // why a block was left alone

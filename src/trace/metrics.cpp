@@ -144,6 +144,12 @@ void models(Exposition& out, const Book& book) {
                       .with("digest", text_in(j, "digest")),
                   1);
     }
+    if (book.header.is_object() && book.header.contains("lossy") && book.header["lossy"].is_array()) {
+        out.family("sluice_lossy_info", "gauge", "an option is on that changes what models answer; always 1");
+        for (const Json& option : book.header["lossy"]) {
+            if (option.is_string()) out.value(Labels().with("option", option.get_ref<const std::string&>()), 1);
+        }
+    }
     // Of each model's cache, the newest.
     std::vector<const Json*> newest;
     for (const Json& cache : book.caches) {

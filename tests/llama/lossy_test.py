@@ -103,6 +103,45 @@ class Drop(unittest.TestCase):
         self.assertIn("--drop-cold-experts 0.5", err)
 
 
+# Blocks of one layer in a run of 12 tokens whose choice cannot be changed: top-1 and weights before the experts.
+UNCHANGEABLE = {"llama4-f16"}
+ARCHITECTURES = ["bailingmoe3-f16", "deepseek2-mixed", "deepseek4-mxfp4_moe", "gemma4-q4_k_m", "glm4moe-groups-f16", "gpt-oss-mxfp4_moe",
+                 "grovemoe-q8_0", "lfm2moe-q4_0", "llama-iq3_s", "llama4-f16", "nemotron_h_moe-q4_k_m", "olmoe-q6_k",
+                 "qwen2moe-q4_k_m", "qwen35moe-fused-f16", "qwen3moe-mixed", "qwen3moe-odd-q4_0", "qwen3moe-top1-f16", "qwen4exp-q8_0",
+                 "smallthinker-q4_0"]
+
+
+class Architectures(unittest.TestCase):
+    def run_one(self, name, *extra):
+        with tempfile.TemporaryDirectory() as work:
+            record = os.path.join(work, "r.jsonl")
+            out, _ = call([ARGS.sluice, "run", "-m", os.path.join(ARGS.tiny_models, name + ".gguf"), "-p", "hello there", "-n", "12",
+                           "-c", "64", "--temp", "0", "--cache-mb", "0.3", "--record", record, *extra])
+            with open(record, encoding="utf-8") as f:
+                rows = [r for r in map(json.loads, f) if r.get("kind") == "row" and r["phase"] == 1]
+            return out, {c: sum(r[c] or 0 for r in rows) for c in ("routed", "dropped", "substituted", "unedited", "lookups")}
+
+    def test_each_is_changed_by_rule_and_repeatably(self):
+        for name in ARCHITECTURES:
+            with self.subTest(name):
+                plain, _ = self.run_one(name, "-t", "1")
+                nearly, counts = self.run_one(name, "-t", "1", "--drop-cold-experts", "1e-20")
+                self.assertEqual(nearly, plain)
+                self.assertEqual(counts["dropped"], 0)
+                self.assertEqual(counts["unedited"] > 0, name in UNCHANGEABLE)
+                harsh = ["--drop-cold-experts", "4", "--expert-substitute", "0.5", "--deterministic"]
+                one, counts = self.run_one(name, "-t", "1", *harsh)
+                two, again = self.run_one(name, "-t", "1", "--io-engine", "pread", "--no-overlap", *harsh)
+                self.assertEqual(counts, again)
+                self.assertEqual(one, two)
+                if name in UNCHANGEABLE or "top1" in name:
+                    self.assertEqual(one, plain)
+                    self.assertEqual(counts["dropped"] + counts["substituted"], 0)
+                else:
+                    self.assertGreater(counts["dropped"], 0)
+                    self.assertLessEqual(counts["lookups"], counts["routed"] - counts["dropped"])
+
+
 class ExpertsUsed(unittest.TestCase):
     def stock(self, n, override):
         out, _ = call([os.path.join(ARGS.llama_bin, "llama-completion"), "-m", ARGS.model, "-p", PROMPT, "-n", str(n), "-c", "256",
@@ -194,7 +233,7 @@ class Quality(unittest.TestCase):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    for name in ("sluice", "plugin", "llama-bin", "model", "text"):
+    for name in ("sluice", "plugin", "llama-bin", "model", "text", "tiny-models"):
         parser.add_argument("--" + name, required=True)
     ARGS, rest = parser.parse_known_args()
     unittest.main(argv=[sys.argv[0], *rest], verbosity=2)

@@ -217,6 +217,14 @@ TEST(Metrics, AnyNameOfAModelIsALabel) {
     EXPECT_EQ(exposed.at("sluice_model_cache_bytes", {{"model", shown}, {"number", "1"}}), 7);
 }
 
+TEST(Metrics, OptionsThatChangeAnswersAreNamed) {
+    Book book;
+    EXPECT_EQ(metrics_text(book).find("lossy"), std::string::npos);
+    book.header = {{"lossy", {"--drop-cold-experts 0.5", 7}}};
+    const Exposed exposed(metrics_text(book));
+    EXPECT_EQ(exposed.at("sluice_lossy_info", {{"option", "--drop-cold-experts 0.5"}}), 1);
+}
+
 TEST(Metrics, HugeTotalsStayNumbers) {
     Book book;
     Row row;

@@ -149,6 +149,16 @@ TEST(Summary, AnEmptyRunSaysWhatItDoesNotKnow) {
     const std::string text = summary_text(book, {Measure(), {"--drop", "--top-k"}});
     EXPECT_NE(text.find("(graph only)"), std::string::npos);
     EXPECT_NE(text.find("lossy:    --drop, --top-k\n"), std::string::npos);
+    book.header["lossy"] = {"--drop-cold-experts 0.5"};
+    Row row;
+    row.routed = 200;
+    row.dropped = 50;
+    row.substituted = 1;
+    row.unedited = 3;
+    book.of(Phase::decode).add(row);
+    EXPECT_NE(summary_text(book).find("lossy:    --drop-cold-experts 0.5: 25.0 % of 200 routings dropped, 0.5 % "
+                                      "substituted; 3 layer visits left as routed\n"),
+              std::string::npos);
 }
 
 TEST(Utf8, StrictAndComplete) {
