@@ -219,6 +219,7 @@ std::string metrics_text(const Book& book) {
 
 Status Metrics::take(const Book& book) {
     const std::lock_guard lock(mutex_);
+    book_.header = book.header;
     book_.models = book.models;
     book_.caches = book.caches;
     book_.phases = book.phases;

@@ -9,10 +9,14 @@ import argparse
 import csv
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
+import urllib.request
 
 ARGS = None
 PROMPT = "The Lord is my shepherd"
@@ -92,6 +96,27 @@ class Drop(unittest.TestCase):
         texts = {run("--drop-cold-experts", "0.9", "--deterministic", *way)[0]
                  for way in ([], [], ["--no-overlap"], ["--io-threads", "1"], ["--io-engine", "pread"], ["--wave", "64"])}
         self.assertEqual(len(texts), 1)
+
+    def test_it_is_no_run_that_plans_are_judged_by(self):
+        for extra, kept in (([], True), (["--drop-cold-experts", "0.5"], False)):
+            with tempfile.TemporaryDirectory() as work:
+                env = environment(SLUICE_CACHE_DIR=work)
+                del env["SLUICE_NO_HISTORY"]
+                call([ARGS.sluice, "run", "-m", ARGS.model, "-p", PROMPT, "-n", "12", "-c", "256", "--temp", "0", "-t", "1", "--cache-mb", "4",
+                      *extra], env=env)
+                self.assertEqual(os.path.exists(os.path.join(work, "runs.jsonl")), kept)
+
+    def test_with_the_plugin_it_is_the_same_and_says_so(self):
+        command = [os.path.join(ARGS.llama_bin, "llama-completion"), "-m", ARGS.model, "-p", PROMPT, "-n", "24", "-c", "256", "--temp", "0",
+                   "-t", "1", "-no-cnv", "--no-warmup", "--no-display-prompt"]
+        stock, _ = call(command)
+        plugin = {"LD_PRELOAD": ARGS.plugin, "SLUICE_CACHE_MB": "4", "SLUICE_DETERMINISTIC": "1"}
+        nearly, err = call(command, env=environment(**plugin, SLUICE_DROP_COLD_EXPERTS="1e-20"))
+        self.assertEqual(nearly, stock)
+        self.assertIn("without --drop-cold-experts 1e-20", err)
+        harsh, _ = call(command, env=environment(**plugin, SLUICE_DROP_COLD_EXPERTS="0.9"))
+        ours, _ = run("--drop-cold-experts", "0.9", "--deterministic", "--no-display-prompt")
+        self.assertEqual(harsh.strip(), ours.strip())
 
     def test_what_cannot_be_is_refused(self):
         _, err = run("--deterministic", code=2)
@@ -178,6 +203,40 @@ class ExpertsUsed(unittest.TestCase):
         self.assertGreaterEqual(done.returncode, 0, "it crashed")
         self.assertIn(b"--override-kv", done.stderr)
         self.assertIn(b"expert_used_count=int:1", done.stderr)
+
+
+class Serve(unittest.TestCase):
+    def test_the_server_drops_and_says_so(self):
+        with socket.socket() as a, socket.socket() as b:
+            a.bind(("127.0.0.1", 0))
+            b.bind(("127.0.0.1", 0))
+            port, metrics = a.getsockname()[1], b.getsockname()[1]
+        server = subprocess.Popen([ARGS.sluice, "serve", "-m", ARGS.model, "--host", "127.0.0.1", "--port", str(port), "--metrics-port",
+                                   str(metrics), "--cache-mb", "4", "-c", "512", "-t", "1", "--drop-cold-experts", "0.9",
+                                   "--n-expert-used", "3"], env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.PIPE)
+        try:
+            deadline = time.monotonic() + 120
+            while True:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                        if answer.status == 200:
+                            break
+                except OSError:
+                    self.assertLess(time.monotonic(), deadline, "the server does not come up")
+                    time.sleep(0.1)
+            ask = json.dumps({"prompt": PROMPT, "n_predict": 24, "temperature": 0}).encode()
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/completion", data=ask, timeout=120) as answer:
+                self.assertTrue(json.load(answer)["content"])
+            with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=30) as answer:
+                told = answer.read().decode()
+        finally:
+            server.send_signal(signal.SIGINT)
+            _, err = server.communicate(timeout=60)
+        for option in ("--drop-cold-experts 0.9", "--n-expert-used 3"):
+            self.assertIn(f'sluice_lossy_info{{option="{option}"}} 1', told)
+        self.assertRegex(told, r'sluice_dropped_total\{phase="decode"\} [1-9]')
+        self.assertIn("without --n-expert-used 3, --drop-cold-experts 0.9", err.decode())
 
 
 class Quality(unittest.TestCase):

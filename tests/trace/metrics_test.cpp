@@ -235,7 +235,8 @@ TEST(Metrics, HugeTotalsStayNumbers) {
 }
 
 TEST(Metrics, FollowsARunAndAnswersAnotherThread) {
-    const Record record = golden_record();
+    Record record = golden_record();
+    record.book.header["lossy"] = {"--n-expert-used 3"};
     Metrics metrics;
     std::atomic<bool> stop = false;
     std::thread server([&] {
@@ -247,6 +248,7 @@ TEST(Metrics, FollowsARunAndAnswersAnotherThread) {
     const Exposed exposed(metrics.text());
     EXPECT_EQ(exposed.at("sluice_rows_total", {{"phase", "decode"}}), 5);
     EXPECT_EQ(exposed.at("sluice_cache_resident", {}), 48);
+    EXPECT_EQ(exposed.at("sluice_lossy_info", {{"option", "--n-expert-used 3"}}), 1);
 }
 
 }  // namespace
