@@ -48,6 +48,12 @@ std::vector<Way> ways_of(const GateC& asked, const model::Geometry& geometry) {
             c.wave = wave;
             ways.push_back({fmt::format("cache of {}, waves of {}", name, wave_name(wave)), c});
         }
+        c.wave = 0;
+        for (const auto& [mode, what] : {std::pair(PrefillMode::micro, "what routers choose"),
+                                         std::pair(PrefillMode::macro, "whole layers ahead")}) {
+            c.prefill_mode = mode;
+            ways.push_back({fmt::format("cache of {}, a prompt of {}", name, what), c});
+        }
     }
     return ways;
 }

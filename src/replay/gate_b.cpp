@@ -28,7 +28,8 @@ class Telling {
     Telling(GateVerdict& verdict, std::string of, const GateB& asked)
         : v_(verdict), of_(std::move(of)), asked_(asked) {}
 
-    void tell(const Routes& routes) {
+    // False: experts were counted, not their bytes.
+    bool tell(const Routes& routes) {
         const uint32_t slots = slots_of(routes);
         const Pool pool = pool_of_slots(routes, uint64_t{slots} * routes.sets.size());
         const Study s = study(routes, kLags, kBlocks, pool, {});
@@ -47,6 +48,7 @@ class Telling {
             figure(fmt::format("layer {}: experts in effect", l.layer), l.effective, fmt::format("of {}", l.distinct));
             figure(fmt::format("layer {}: chosen of its hottest 8", l.layer), 100 * l.hottest, "%");
         }
+        return s.weighed;
     }
 
   private:
@@ -65,7 +67,7 @@ class Telling {
         for (const Block& b : s.blocks) {
             const double out = tokens_out(b.tokens, asked_.accepted);
             figure(fmt::format("block of {}: experts together", b.tokens), b.experts, "per layer");
-            figure(fmt::format("block of {}: share of tokens x top-k", b.tokens), 100 * b.share, "%");
+            figure(fmt::format("block of {}: share of its tokens' own", b.tokens), 100 * b.share, "%");
             figure(fmt::format("block of {}: breaks even at", b.tokens), b.break_even, "tokens");
             figure(fmt::format("block of {}: with the cache at", b.tokens), b.break_even_cached, "tokens");
             figure(fmt::format("block of {}: come out at best", b.tokens), out, "tokens");
@@ -145,15 +147,16 @@ Result<GateVerdict> gate_b(const GateB& asked) {
     }
     if (figures > machine::kMostGateEntries)
         return error(Code::invalid_argument, "these traces have too many layers for one verdict: ask about fewer");
+    bool weighed = true;
     for (size_t i = 0; i < all.size(); ++i) {
         if (asked.stopped && asked.stopped()) return error(Code::cancelled, "interrupted");
         if (asked.progress) asked.progress(static_cast<double>(i) / static_cast<double>(all.size()), asked.traces[i]);
-        Telling(v, all.size() == 1 ? "" : v.inputs[i].name + ": ", asked).tell(all[i]);
+        weighed = Telling(v, all.size() == 1 ? "" : v.inputs[i].name + ": ", asked).tell(all[i]) && weighed;
     }
     v.notes = {
-        "Counted are experts, as if all were of one size; what computing a block and making its drafts cost is left "
-        "out, "
-        "so yes is no promise of a speed, and no is an end.",
+        fmt::format("Compared are {}; what computing a block and making its drafts cost is left out, so yes is no "
+                    "promise of a speed, and no is an end.",
+                    weighed ? "bytes of experts" : "numbers of experts where a trace does not tell their sizes"),
         fmt::format("Come out at best: if each draft is right with a chance of {}, wrong ones end the block, and the "
                     "first token is never a draft.",
                     asked.accepted)};

@@ -64,22 +64,29 @@ Lag lag_of(const std::vector<Turn>& turns, size_t n_sets, uint32_t tokens) {
     return {.tokens = tokens, .overlap = all > 0 ? shared / all : 0, .layers = spread_of(std::move(layers))};
 }
 
-// Mean number of distinct experts in all runs of so many tokens.
-double together(const std::vector<Turn>& turns, uint32_t tokens) {
-    double sum = 0, n = 0;
+// Mean number of distinct experts in all runs of so many tokens, in one layer; and their mean weight.
+struct Together {
+    double experts = 0, weight = 0;
+};
+Together together(const std::vector<Turn>& turns, uint32_t tokens, const std::vector<double>& weights) {
+    Together sum;
+    double n = 0;
     Experts all;
     for (const Turn& turn : turns) {
-        for (const std::vector<Experts>& set : turn) {
+        for (size_t s = 0; s < turn.size(); ++s) {
+            const std::vector<Experts>& set = turn[s];
             for (size_t t = 0; t + tokens <= set.size(); ++t) {
                 all.clear();
                 for (size_t i = t; i < t + tokens; ++i) all.insert(all.end(), set[i].begin(), set[i].end());
                 std::sort(all.begin(), all.end());
-                sum += static_cast<double>(std::unique(all.begin(), all.end()) - all.begin());
+                const auto distinct = static_cast<double>(std::unique(all.begin(), all.end()) - all.begin());
+                sum.experts += distinct;
+                sum.weight += distinct * weights[s];
                 ++n;
             }
         }
     }
-    return n > 0 ? sum / n : 0;
+    return n > 0 ? Together{sum.experts / n, sum.weight / n} : Together();
 }
 
 LayerSkew skew_of(const std::vector<Turn>& turns, size_t set, const RouteSet& what) {
@@ -171,20 +178,27 @@ Study study(const Routes& routes, std::span<const uint32_t> lags, std::span<cons
     const std::vector<Turn> turns = decode_of(routes);
     Study out;
     out.tokens = routes.decode_tokens;
-    out.per_token = together(turns, 1);
+    std::vector<double> weights;
+    for (const RouteSet& s : routes.sets) weights.push_back(static_cast<double>(s.expert_bytes));
+    out.weighed = std::find(weights.begin(), weights.end(), 0) == weights.end();
+    if (!out.weighed) std::fill(weights.begin(), weights.end(), 1);
+    const Together one = together(turns, 1, weights);
+    out.per_token = one.experts;
     for (const uint32_t n : lags) out.lags.push_back(lag_of(turns, routes.sets.size(), n));
     const Counts alone = replay(routes, pool, rule).decode;
-    const double missed = static_cast<double>(alone.lookups - alone.hits);
+    const auto read = [&](const Counts& c) { return static_cast<double>(out.weighed ? c.bytes : c.lookups - c.hits); };
+    const double missed = read(alone);
     for (const uint32_t n : blocks) {
         Block b;
         b.tokens = n;
-        b.experts = together(turns, n);
-        if (out.per_token > 0) {
-            b.break_even = b.experts / out.per_token;
+        const Together block = together(turns, n, weights);
+        b.experts = block.experts;
+        if (one.weight > 0) {
+            b.break_even = block.weight / one.weight;
             b.share = b.break_even / n;
         }
         const Counts in = replay(in_blocks(routes, n), pool, rule).decode;
-        if (missed > 0) b.break_even_cached = static_cast<double>(in.lookups - in.hits) * n / missed;
+        if (missed > 0) b.break_even_cached = read(in) * n / missed;
         out.blocks.push_back(b);
     }
     for (size_t s = 0; s < routes.sets.size(); ++s) out.layers.push_back(skew_of(turns, s, routes.sets[s]));

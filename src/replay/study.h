@@ -27,9 +27,9 @@ struct Lag {
 struct Block {
     uint32_t tokens = 0;
     double experts = 0;  // distinct per layer, mean over blocks and layers
-    double share = 0;    // of tokens x top-k
-    // So many tokens have to come out of a block for it to read no more than decoding them one by one would: without a
-    // cache, and with the pool.
+    double share = 0;    // of what its tokens would read one by one
+    // So many tokens have to come out of a block for it to read no more than decoding them one by one would, in bytes
+    // if the trace tells all sizes (R94), else in experts: without a cache, and with the pool.
     double break_even = 0;
     double break_even_cached = 0;
 };
@@ -44,6 +44,7 @@ struct LayerSkew {
 struct Study {
     uint64_t tokens = 0;   // of decode
     double per_token = 0;  // experts per layer: the top-k, if every token has it
+    bool weighed = false;  // blocks are compared by bytes
     std::vector<Lag> lags;
     std::vector<Block> blocks;
     std::vector<LayerSkew> layers;

@@ -48,6 +48,23 @@ TEST(Study, CountsOverlapsUnionsAndSkew) {
     EXPECT_NEAR(s.layers[1].effective, 4, 1e-9);
 }
 
+// The first layer's blocks need three experts for two of one token, the second's four for two: 1.5 and 2 times as many.
+TEST(Study, LayersCountByTheirBytes) {
+    Routes routes = alternating(20);
+    constexpr std::array<uint32_t, 1> lags{1}, blocks{2};
+    const auto of = [&](uint64_t first, uint64_t second) {
+        routes.sets[0].expert_bytes = first;
+        routes.sets[1].expert_bytes = second;
+        return study(routes, lags, blocks, pool_of_slots(routes, 1), {});
+    };
+    EXPECT_FALSE(of(100, 0).weighed) << "one size is not known";
+    EXPECT_DOUBLE_EQ(of(100, 0).blocks[0].break_even, 1.75);
+    EXPECT_TRUE(of(100, 100).weighed);
+    EXPECT_DOUBLE_EQ(of(100, 100).blocks[0].break_even, 1.75);
+    EXPECT_DOUBLE_EQ(of(300, 100).blocks[0].break_even, (3 * 1.5 + 2) / 4);
+    EXPECT_DOUBLE_EQ(of(300, 100).blocks[0].experts, 3.5) << "that is a number of experts";
+}
+
 TEST(Study, BlocksAreTheSameChoicesInFewerPasses) {
     const Routes routes = alternating(7);
     const Routes blocks = in_blocks(routes, 3);
