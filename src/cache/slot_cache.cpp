@@ -242,8 +242,9 @@ SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
     end_rest(cls, s);
     was_evicted_[slots_[s].record] = true;
     ++counters_.evictions;
+    counters_.predicted += seat == Seat::trial ? 1 : 0;
     vacate(s);
-    if (seat == Seat::guest) {
+    if (seat != Seat::member) {
         slots_[s].guest = true;
         ++cls.n_guests;
     }

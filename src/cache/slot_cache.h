@@ -24,6 +24,7 @@ enum class Seat : uint8_t {
     member,  // an empty slot, else the guest's who has been there longest, else that of whom the policy names
     guest,   // an empty slot, which makes it a member; else that of whom the policy names while guests are fewer than
              // their limit, else the guest's who has been there longest
+    trial,   // a guest's, for what nobody has asked for yet: a prediction
 };
 
 // Bit c set: component number c of the record is there and whole.
@@ -34,17 +35,19 @@ constexpr ComponentMask component_bit(uint32_t component) {
 
 struct CacheCounters {
     uint64_t evictions = 0;
-    uint64_t rereads = 0;  // records brought in again after an eviction
-    uint64_t shrunk = 0;   // of the evictions: because the cap fell
+    uint64_t rereads = 0;    // records brought in again after an eviction
+    uint64_t shrunk = 0;     // of the evictions: because the cap fell
+    uint64_t predicted = 0;  // of the evictions: for a prediction
 };
 
 // Slots in size classes, each with its own order of eviction (cache/policy.h). Not thread-safe. Leasing and releasing
 // are O(log n) in the slots of a class, and O(sets) more if somebody has to go; O(1) in a class that holds all its
 // records. Nothing allocates after construction.
 //
-// Guests are records that pass through: those of a prompt, which wants nearly every expert once and in turn. An order
-// of use would keep none of them until they are wanted again, and would lose what decode lives on. So they share a
-// bounded number of slots among themselves, and who needs a slot for good takes one of those first.
+// Guests are records that pass through: those of a prompt, which wants nearly every expert once and in turn, and
+// predictions, until somebody does want them. An order of use would keep none of the first until they are wanted again,
+// and would lose what decode lives on. So guests share a bounded number of slots among themselves, and who needs a slot
+// for good takes one of those first.
 class SlotCache {
   public:
     // `class_of_record[r]` says in which class record r lives; `slots_per_class[c]` how many slots that class has, at
@@ -106,9 +109,8 @@ class SlotCache {
     [[nodiscard]] bool is_touched(SlotId slot) const { return slots_[slot].touched; }
     // True if a lease for this record, which has no slot, would evict another although slots were never touched.
     [[nodiscard]] bool wants_higher_cap(RecordId record) const;
-    // Calls f(slot) for each slot that was closed since the last call and not taken again, or that
-    // lies between homes that were given up: its memory can be given
-    // back.
+    // Calls f(slot) for each slot that was closed since the last call and not taken again, or that lies between homes
+    // that were given up: its memory can be given back.
     template <typename F>
     void take_closed(F&& f) {
         for (const SlotId s : closed_) {

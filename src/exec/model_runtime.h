@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/status.h"
+#include "exec/own_memory.h"
 #include "exec/prefill_plan.h"
 #include "exec/shadow_cache.h"
 #include "route/dials.h"
@@ -43,9 +44,7 @@ struct ModelRuntime {
     std::vector<std::vector<bool>> same_delta;   // [set][component]: all experts sit equally deep in their slots
     bool overlap = true;                         // compute with what is there while the rest is read
     uint32_t wave = 0;                           // experts per launch while others are read, at least; 0: as they come
-    // How much of a block may be computed in memory of our own, and so in another order than the graph's: any decode,
-    // and batches of some hundred rows. What is more is computed node by node.
-    size_t own_bytes = 32 * MiB;
+    size_t own_bytes = kOwnBytes;                // as there
     PrefillMode prefill_mode = PrefillMode::automatic;
     bool follow_routers = false;          // somebody predicts: each context keeps a RouterBook
     route::Dials dials;                   // what may change which experts run in decode
@@ -53,6 +52,7 @@ struct ModelRuntime {
     std::optional<PromptBook> prompts;    // made with the first prompt; guarded by mutex
     std::optional<route::Scores> scores;  // of guesses, where the user wants them; guarded by mutex
     trace::Counters counters;             // guarded by mutex
+    cache::CacheCounters counted;         // of the cache, as far as passes were told; guarded by mutex
     int32_t number = -1;                  // of the model in the run record; -1: there is none
 };
 

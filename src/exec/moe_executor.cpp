@@ -108,6 +108,7 @@ ggml_status MoeExecutor::compute(ggml_cgraph* graph, trace::Pass& pass) {
     last_block_ = false;
     early_nodes_.clear();
     early_placed_ = 0;
+    early_computed_ = true;
     const trace::During managing(pass.ledger, trace::Part::manage);
     ggml_status status = run(graph);
     if (status == GGML_STATUS_SUCCESS) status = flush();
@@ -155,9 +156,16 @@ ggml_status MoeExecutor::run(ggml_cgraph* graph) {
 
 // ---- what needs no expert, computed while experts are read
 
-// Computes these nodes in memory of our own; nothing else is appended, and what comes before them is computed.
+void MoeExecutor::find_early(ggml_cgraph* graph, int at, const ModelRuntime& runtime) {
+    find_early_nodes(graph, at, weight_of_, early_nodes_);
+    if (early_nodes_.bytes > runtime.own_bytes || early_nodes_.nodes.size() > kMaxNodes) early_nodes_.clear();
+    early_placed_ = 0;
+    early_computed_ = early_nodes_.nodes.empty();
+}
+
+// Computes these nodes in memory of our own, once; nothing else is appended, and what comes before them is computed.
 ggml_status MoeExecutor::compute_early() {
-    if (early_nodes_.nodes.empty()) return GGML_STATUS_SUCCESS;
+    if (std::exchange(early_computed_, true)) return GGML_STATUS_SUCCESS;
     if (early_scratch_.size() < early_nodes_.bytes) early_scratch_.resize(early_nodes_.bytes);
     for (size_t i = 0; i < early_nodes_.nodes.size(); ++i) {
         const ggml_tensor* node = early_nodes_.nodes[i];
@@ -530,10 +538,17 @@ Status MoeExecutor::load(ModelRuntime& runtime, uint32_t set, std::span<const Re
     return accounted(runtime, set, [&] { return runtime.fetcher->load(records, which, pass_, stop_); });
 }
 
-void MoeExecutor::count_evictions(ModelRuntime& runtime, const cache::CacheCounters& before) {
+// All that was not counted before: what went between blocks belongs to the next one.
+void MoeExecutor::count_evictions(ModelRuntime& runtime) {
     const cache::SlotCache& slots = runtime.fetcher->cache();
-    pass_->evictions += static_cast<int64_t>(slots.counters().evictions - before.evictions);
-    pass_->rereads += static_cast<int64_t>(slots.counters().rereads - before.rereads);
+    const cache::CacheCounters& now = slots.counters();
+    const cache::CacheCounters before = std::exchange(runtime.counted, now);
+    const uint64_t shrunk = now.shrunk - before.shrunk;
+    const uint64_t predicted = now.predicted - before.predicted;
+    pass_->evictions += static_cast<int64_t>(now.evictions - before.evictions - shrunk - predicted);
+    pass_->evictions_shrink += static_cast<int64_t>(shrunk);
+    pass_->evictions_predicted += static_cast<int64_t>(predicted);
+    pass_->rereads += static_cast<int64_t>(now.rereads - before.rereads);
     pass_->cache_resident = slots.n_resident();
 }
 
@@ -569,8 +584,8 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
         told_of_parts_ = true;
         log(LogLevel::debug,
             "layer {}: its experts come in several graphs, of which this one begins with {}: a pattern that Sluice "
-            "does "
-            "not know, or somebody looks at nodes in between. It is computed part by part, and less is read meanwhile",
+            "does not know, or somebody looks at nodes in between. It is computed part by part, and less is read "
+            "meanwhile",
             runtime.store->geometry().sets[weight.set].layer, node->name);
     }
     set_ = weight.set;
@@ -594,12 +609,13 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     sched::Fetcher& fetcher = *runtime.fetcher;
     fetcher.enter(weight.set, decoding_ ? trace::Phase::decode : trace::Phase::prefill);
     plan_block(weight, ids);
-    const cache::CacheCounters evicted_before = fetcher.cache().counters();
     size_t leased = fetcher.lease(records_, seat_in(mode_));
     // Reads that were begun for another prompt may still hold every slot.
     while (leased == 0 && fetcher.wait_for_any(pass_, stop_)) leased = fetcher.lease(records_, seat_in(mode_));
-    count_evictions(runtime, evicted_before);
+    count_evictions(runtime);
     if (leased < records_.size()) {
+        // With the block's first product. What comes after its others is placed when its turn is.
+        if (runtime.overlap && early_placed_ == early_nodes_.at.size()) find_early(graph, at, runtime);
         status = accounted(runtime, weight.set, [&] { return run_in_waves(node, weight, leased); });
         records_.clear();
         return status;
@@ -622,9 +638,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     }
     held_.reading = true;
     batch_.emplace();
-    find_early_nodes(graph, at, weight_of_, early_nodes_);
-    if (early_nodes_.bytes > runtime.own_bytes || early_nodes_.nodes.size() > kMaxNodes) early_nodes_.clear();
-    early_placed_ = 0;
+    find_early(graph, at, runtime);
     find_rank_block(graph, at, weight_of_, early_nodes_, block_);
     if (block_.empty() || block_.nodes.size() > kMaxNodes ||
         rows_.size() > runtime.own_bytes / std::max<size_t>(1, block_.row_bytes)) {
@@ -1002,7 +1016,6 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
         fetcher.release(std::span(records_).subspan(gone, leased - gone));
         return status;
     };
-    const cache::CacheCounters evicted_before = fetcher.cache().counters();
     const size_t room = std::max<size_t>(1, leased);
     const size_t rounds = (records_.size() + room - 1) / room;
     phase(runtime).waves += rounds;
@@ -1016,6 +1029,7 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
             leased += fetcher.lease(std::span(records_).subspan(leased), seat_in(mode_));
         }
         ask();
+        if (const ggml_status status = compute_early(); status != GGML_STATUS_SUCCESS) return give_up(status);
         fetcher.look(pass_);
         size_t open = 0;
         group_.clear();
@@ -1045,7 +1059,7 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
             leased += fetcher.lease(std::span(records_).subspan(leased), seat_in(mode_));
         }
     }
-    count_evictions(runtime, evicted_before);
+    count_evictions(runtime);
     return GGML_STATUS_SUCCESS;
 }
 

@@ -80,6 +80,7 @@ class MoeExecutor {
     ggml_status append_resident(ggml_tensor* node, const WeightRef& weight);
     ggml_status compute_held(ggml_tensor* node, const WeightRef& weight);
     ggml_status compute_early();
+    void find_early(ggml_cgraph* graph, int at, const ModelRuntime& runtime);
     std::byte* early_memory(const ggml_tensor* t, size_t made);
     [[nodiscard]] bool is_early_before(int at) const;
     [[nodiscard]] bool is_early(int at) const;
@@ -129,7 +130,7 @@ class MoeExecutor {
     template <typename F>
     auto accounted(ModelRuntime& runtime, uint32_t set, F&& reading);
     Status load(ModelRuntime& runtime, uint32_t set, std::span<const RecordId> records, sched::ComponentMask which);
-    void count_evictions(ModelRuntime& runtime, const cache::CacheCounters& before);
+    void count_evictions(ModelRuntime& runtime);
 
     ggml_tensor* new_tensor();
     int32_t* new_ints(size_t n);
@@ -189,6 +190,7 @@ class MoeExecutor {
     // What was computed while the block's experts were being read, and how many of these lie where they belong.
     EarlyNodes early_nodes_;
     size_t early_placed_ = 0;
+    bool early_computed_ = true;
     std::vector<std::byte> early_scratch_;
 
     // A block whose ranks are computed as their experts come. Rows of its nodes lie in memory of its own, because the

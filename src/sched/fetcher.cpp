@@ -75,6 +75,7 @@ size_t Fetcher::lease(std::span<RecordId> records, cache::Seat seat) {
         const SlotId s = cache.lease(*it);
         assert(s != cache::kNoSlot);
         (void)s;
+        scheduler_->wanted(*it);  // nobody may ask for what is there
         if (seat == cache::Seat::member) cache.keep(*it);
     }
     auto n = static_cast<size_t>(missing - records.begin());

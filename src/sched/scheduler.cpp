@@ -562,7 +562,8 @@ void Scheduler::prepare_speculative() {
             }
             // Exact reads never wait for a buffer that speculation holds.
             if (needs_staging(t) && slots_.free_staging() <= Slots::kStagingBuffers / 2) return;
-            if (!take_lease(t)) {
+            // On trial: the most that a wrong one can cost the cache is a guest's slot.
+            if (!take_lease(t, cache::Seat::trial)) {
                 ++counters_.dropped_no_slot;
                 finish(i, TicketState::cancelled, {});
                 continue;

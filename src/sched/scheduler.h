@@ -126,6 +126,10 @@ class Scheduler {
     };
     // A record may be wanted soon. False if the queues are full. What is resident or on its way is left alone.
     bool hint(RecordId record, const Hint& hint);
+    // The record is wanted, and has a slot: what of it came for a prediction came for a good one.
+    void wanted(RecordId record) {
+        if (predicted_unused_[record] != 0) used(record, UINT8_MAX);
+    }
     // Of a layer that is next, component by component and in this order, each as a guest of the cache. Only while no
     // exact read is queued or at the device, and at most Options::max_ahead at once: that bounds what an exact read
     // which comes meanwhile can be delayed. Whoever wants one of them joins it. What is there or on its way is left

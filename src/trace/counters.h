@@ -30,8 +30,6 @@ struct Counters {
     PhaseCounters decode;
     uint64_t evictions = 0;  // of the cache when the counts were last reset
     uint64_t rereads = 0;
-    uint64_t cache_bytes = 0;  // memory of all slots
-    uint64_t slots = 0;
     uint64_t records = 0;  // experts of the model, all layers
 };
 

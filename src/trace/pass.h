@@ -52,7 +52,8 @@ struct Pass {
     int64_t exact_bytes = 0, exact_physical = 0, engine_bytes = 0;
     bool predicts = false;  // somebody has predicted something
     int64_t predicted_bytes = 0, predicted_physical = 0, rejected_bytes = 0, late = 0;
-    int64_t evictions = 0, rereads = 0, waves = 0;
+    int64_t evictions = 0, evictions_shrink = 0, evictions_predicted = 0;  // by cause, each in one of them
+    int64_t rereads = 0, waves = 0;
     int64_t blocks_micro = 0, blocks_macro = 0, ahead_bytes = 0;
     // Ranks of tokens in layers that a lossy option was asked about, and what became of them; rows that it could not
     // change.
@@ -85,7 +86,8 @@ struct Pass {
         exact_bytes = exact_physical = engine_bytes = 0;
         predicts = false;
         predicted_bytes = predicted_physical = rejected_bytes = late = 0;
-        evictions = rereads = waves = 0;
+        evictions = evictions_shrink = evictions_predicted = 0;
+        rereads = waves = 0;
         blocks_micro = blocks_macro = ahead_bytes = 0;
         dials = false;
         routed = dropped = substituted = unedited = 0;

@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "trace/caches.h"
 
 namespace sluice::trace {
 namespace {
 
 constexpr Nanos kSampleEvery = 100'000'000;
-constexpr uint64_t kCheckpointEvery = 256;  // rows
+constexpr uint64_t kCheckpointEvery = 256;   // rows
+constexpr std::ptrdiff_t kMostCaches = 256;  // of one model
 
 // FNV-1a over the bytes of a number.
 uint64_t mix(uint64_t digest, uint64_t n) {
@@ -73,10 +75,22 @@ size_t Recorder::model(Json info, const std::vector<uint32_t>& shape) {
 void Recorder::cache(size_t model, uint64_t bytes, uint64_t slots, uint64_t records, const std::string& why) {
     const std::lock_guard<std::mutex> lock(mutex_);
     open();
-    Json j = {{"kind", "cache"}, {"model", model},     {"bytes", bytes},
-              {"slots", slots},  {"records", records}, {"why", why}};
-    book_.caches.push_back(j);
+    const uint64_t decoded = book_.of(Phase::decode).rows;
+    Json j = {{"kind", "cache"},    {"model", model}, {"bytes", bytes},         {"slots", slots},
+              {"records", records}, {"why", why},     {"after_decode", decoded}};
+    keep_cache(model, j);
     if (!ended_) each_of(sinks_, [&](Sink& s) { return s.cache(book_, j); });
+}
+
+// A server's cache may change its size for months: of each model the first ones are kept, and the newest.
+void Recorder::keep_cache(size_t model, const Json& line) {
+    const auto of_model = [&](const Json& c) { return c["model"] == model; };
+    const auto n = std::count_if(book_.caches.begin(), book_.caches.end(), of_model);
+    if (n >= kMostCaches) {
+        const auto last = std::find_if(book_.caches.rbegin(), book_.caches.rend(), of_model);
+        book_.caches.erase(std::next(last).base());
+    }
+    book_.caches.push_back(line);
 }
 
 void Recorder::load(Nanos duration, uint64_t dense_bytes, Json host) {
@@ -124,6 +138,8 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
         row.reads = pass.reads;
         row.retries = pass.retries;
         row.evictions_capacity = pass.evictions;
+        row.evictions_shrink = pass.evictions_shrink;
+        row.evictions_speculative = pass.evictions_predicted;
         row.rereads = pass.rereads;
         row.waves = pass.waves;
         if (pass.phase == Phase::prefill) {
@@ -145,9 +161,7 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
         row.queue_depth_max = pass.queue_depth_max;
         row.cache_resident = pass.cache_resident;
         row.layers = pass.layers;
-        const auto cache = std::find_if(book_.caches.rbegin(), book_.caches.rend(),
-                                        [&](const Json& c) { return c["model"] == pass.model; });
-        if (cache != book_.caches.rend()) {
+        if (const Json* cache = newest_cache(book_, pass.model); cache != nullptr) {
             row.cache_bytes = (*cache)["bytes"].get<int64_t>();
             row.cache_slots = (*cache)["slots"].get<int64_t>();
         }

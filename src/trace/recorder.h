@@ -84,6 +84,7 @@ class Recorder {
     void failed(const Status& status);
     void fill(Row& row, Pass& pass, const RowInfo& info);
     void sample_rest();
+    void keep_cache(size_t model, const Json& line);
 
     const Clock& clock_;
     const PartMask watched_;

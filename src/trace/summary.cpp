@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "trace/caches.h"
 #include "trace/json_values.h"
 #include "trace/write.h"
 
@@ -97,9 +98,13 @@ std::string summary_text(const Book& book, const SummaryExtras& extras) {
                            where_it_goes(decode));
     }
     const Json cache = book.caches.empty() ? Json() : book.caches.back();
-    out += fmt::format("experts:  cache {} holds {} of {}, decode hit rate {}, {} read per token ({} needed)\n",
-                       mib(measure_in(cache, "bytes")), count(measure_in(cache, "slots")),
-                       count(measure_in(cache, "records")), spelled(of_decode("hit_rate"), 1, " %", 100),
+    const Json* first = first_cache(book, measure_in(cache, "model").or_zero());
+    const Measure bytes = measure_in(cache, "bytes");
+    const Measure at_first = first != nullptr ? measure_in(*first, "bytes") : bytes;
+    out += fmt::format("experts:  cache {}{} holds {} of {}, decode hit rate {}, {} read per token ({} needed)\n",
+                       mib(bytes), at_first == bytes ? "" : fmt::format(" (at first {})", mib(at_first)),
+                       count(measure_in(cache, "slots")), count(measure_in(cache, "records")),
+                       spelled(of_decode("hit_rate"), 1, " %", 100),
                        spelled(of_decode("physical_bytes_per_token"), 2, " MiB", 1.0 / (1 << 20)),
                        spelled(of_decode("logical_bytes_per_token"), 2, " MiB", 1.0 / (1 << 20)));
     const Measure macro = prefill.sum.blocks_macro, micro = prefill.sum.blocks_micro;
@@ -111,8 +116,7 @@ std::string summary_text(const Book& book, const SummaryExtras& extras) {
     if (decode.rows > 0) {
         out += fmt::format(
             "waiting:  {} of decode time for reads, in {} of the layers; hidden {} of the reads' time; drive {}, read "
-            "p50 {}, "
-            "p99 {}\n",
+            "p50 {}, p99 {}\n",
             spelled(of_decode("exposed_wait_fraction"), 0, " %", 100),
             spelled(of_decode("layers_waiting_fraction"), 0, " %", 100),
             spelled(of_decode("hidden_fraction"), 0, " %", 100),

@@ -145,6 +145,34 @@ TEST(SlotCache, GuestsPushOutNoMoreThanTheirPart) {
     }
 }
 
+TEST(SlotCache, PredictionsAreOnTrialAndWhatTheyCostIsCounted) {
+    SlotCache cache(std::vector<uint32_t>(100, 0), std::vector<uint32_t>{16}, Policy::reuse, 2);
+    cache.visit(0);
+    for (RecordId r = 0; r < 16; ++r) {
+        cache.use(r);
+        touch(cache, r);
+    }
+    for (RecordId r = 20; r < 60; ++r) {
+        ASSERT_NE(cache.lease(r, Seat::trial), kNoSlot);
+        cache.release(r);
+    }
+    EXPECT_EQ(cache.n_guests(0), cache.guest_limit(0));
+    EXPECT_EQ(cache.counters().predicted, 40U);
+    EXPECT_EQ(cache.counters().evictions, 40U);
+    uint32_t members = 0;
+    for (RecordId r = 0; r < 16; ++r) members += cache.find(r) != kNoSlot ? 1 : 0;
+    EXPECT_EQ(members, 16 - cache.guest_limit(0)) << "however many there were";
+    // Who is wanted stays; the others go first.
+    cache.use(59);
+    ASSERT_NE(cache.lease(59), kNoSlot);
+    cache.keep(59);
+    cache.release(59);
+    for (RecordId r = 60; r < 63; ++r) touch(cache, r);
+    EXPECT_NE(cache.find(59), kNoSlot);
+    EXPECT_EQ(cache.n_guests(0), 0U);
+    EXPECT_EQ(cache.counters().predicted, 40U) << "that was for something wanted";
+}
+
 TEST(SlotCache, WhoComesIntoAnEmptyCacheIsNoGuest) {
     SlotCache cache = make_cache(20, 8);
     for (RecordId r = 0; r < 20; ++r) {

@@ -455,18 +455,43 @@ TEST_F(ExecutorTest, TheSharedExpertIsComputedWhileEverythingIsRead) {
     constexpr Nanos kStall = 10'000'000'000;
     for (const int64_t tokens : {int64_t{1}, int64_t{40}}) {
         for (const bool shared : {false, true}) {
-            ASSERT_NO_FATAL_FAILURE(start({.tokens = tokens, .shared = shared}, 8));
-            ASSERT_NO_FATAL_FAILURE(stream(12, {}));
-            clock_ = VirtualClock();
-            for (uint64_t n = 0; n < 3 * kExperts; ++n) engine_->fault_at(n, io::Fault::stall(kStall));
-            ASSERT_EQ(compute(true), GGML_STATUS_SUCCESS);
-            expect_same("all stuck");
-            const auto early = std::count_if(pass_->spans.begin(), pass_->spans.end(), [&](const trace::Span& s) {
-                return s.part == trace::Part::routed && s.begin < kStall / 100;
-            });
-            EXPECT_EQ(early, shared ? 1 : 0);
+            for (const uint32_t slots : {12U, 4U}) {  // with 4 the block comes in waves
+                ASSERT_NO_FATAL_FAILURE(start({.tokens = tokens, .shared = shared}, 8));
+                ASSERT_NO_FATAL_FAILURE(stream(slots, {}));
+                clock_ = VirtualClock();
+                for (uint64_t n = 0; n < 3 * kExperts; ++n) engine_->fault_at(n, io::Fault::stall(kStall));
+                ASSERT_EQ(compute(true), GGML_STATUS_SUCCESS);
+                expect_same(fmt::format("all stuck, {} slots", slots));
+                const auto early = std::count_if(pass_->spans.begin(), pass_->spans.end(), [&](const trace::Span& s) {
+                    return s.part == trace::Part::routed && s.begin < kStall / 100;
+                });
+                EXPECT_EQ(early, shared ? 1 : 0) << slots << " slots";
+            }
         }
     }
+}
+
+TEST(OwnMemory, CoversABlocksRowsAndHasABound) {
+    model::Geometry g;
+    model::ExpertSet set;
+    set.n_used = kTopK;
+    for (const model::Component c : {model::Component::gate, model::Component::up, model::Component::down}) {
+        model::ExpertTensor t;
+        t.component = c;
+        t.ne0 = c == model::Component::down ? kFf : kEmbd;
+        t.ne1 = c == model::Component::down ? kEmbd : kFf;
+        set.tensors.push_back(t);
+    }
+    g.sets.push_back(set);
+    const model::GgufIndex index;
+    // Gate, up, activation; down, weighted, sum.
+    constexpr uint64_t kRow = (3 * kFf + 3 * kEmbd) * sizeof(float);
+    EXPECT_GE(own_memory_need(index, g, 1), kTopK * kRow);
+    EXPECT_EQ(own_memory_need(index, g, 7), 7 * own_memory_need(index, g, 1));
+    EXPECT_EQ(own_memory_need(index, g, 1'000'000), kOwnBytes);
+    g.sets[0].tensors[0].ne1 = UINT64_MAX / 2;
+    EXPECT_EQ(own_memory_need(index, g, 512), kOwnBytes) << "of a file that says anything";
+    EXPECT_EQ(own_memory_need(index, {}, 512), 0U);
 }
 
 // Early nodes are found by where their numbers come from, whatever they are for.

@@ -360,6 +360,32 @@ TEST_F(SchedulerTest, AConfirmedPredictionIsPromotedWithoutASecondRead) {
     EXPECT_EQ(slots_->cache().total_leases(), 0U);
 }
 
+TEST_F(SchedulerTest, APredictionIsAGuestUntilItIsWanted) {
+    auto options = speculating();
+    options.device.window = 1 * MiB;
+    options.device.chunk = 64 * KiB;
+    start(options);
+    cache::SlotCache& cache = slots_->cache();
+    const RecordId r = store_->record(0, 0);
+    const uint32_t cls = cache.class_of(r);
+    const uint32_t few = cache.n_slots(cls) / 3;
+    cache.set_cap(cls, few);
+    std::vector<RecordId> lived;
+    for (uint32_t e = 1; e <= few; ++e) {
+        lived.push_back(store_->record(0, e));
+        lease({lived.back()});
+        release({lived.back()});
+    }
+    ASSERT_TRUE(hint(r));
+    scheduler_->pump();
+    EXPECT_EQ(cache.n_guests(cls), 1U);
+    EXPECT_EQ(cache.counters().predicted, 1U);
+    while (engine_->outstanding() > 0) scheduler_->wait_for_any();
+    EXPECT_NE(cache.find(r), cache::kNoSlot);
+    cache.keep(r);
+    EXPECT_EQ(cache.n_guests(cls), 0U);
+}
+
 TEST_F(SchedulerTest, APredictionThatCameWholeIsCountedAsLatePromotion) {
     auto options = speculating();
     options.device.window = 1 * MiB;

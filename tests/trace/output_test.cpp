@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "tests/trace/support.h"
+#include "trace/caches.h"
 #include "trace/csv.h"
 #include "trace/progress.h"
 #include "trace/summary.h"
@@ -159,6 +160,44 @@ TEST(Summary, AnEmptyRunSaysWhatItDoesNotKnow) {
     EXPECT_NE(summary_text(book).find("lossy:    --drop-cold-experts 0.5: 25.0 % of 200 routings dropped, 0.5 % "
                                       "substituted; 3 layer visits left as routed\n"),
               std::string::npos);
+}
+
+TEST(Summary, ACacheThatChangedIsToldAsItIsAndWas) {
+    Book book;
+    book.caches.push_back({{"model", 0}, {"bytes", 64 << 20}, {"slots", 40}, {"records", 64}});
+    EXPECT_NE(summary_text(book).find("cache 64.0 MiB holds 40 of 64,"), std::string::npos) << summary_text(book);
+    book.caches.push_back({{"model", 0}, {"bytes", 32 << 20}, {"slots", 20}, {"records", 64}});
+    EXPECT_NE(summary_text(book).find("cache 32.0 MiB (at first 64.0 MiB) holds 20 of 64,"), std::string::npos)
+        << summary_text(book);
+}
+
+TEST(Caches, OneSizeInDecodeIsTheOneThatRowsRanWith) {
+    Book book;
+    EXPECT_FALSE(one_cache_in_decode(book, 0)) << "there is none";
+    const auto line = [&](int64_t model, int64_t bytes, int64_t after) {
+        book.caches.push_back({{"model", model}, {"bytes", bytes}, {"after_decode", after}});
+    };
+    line(0, 1000, 0);
+    book.of(Phase::decode).rows = 20;
+    EXPECT_TRUE(one_cache_in_decode(book, 0));
+    line(1, 5, 10);
+    EXPECT_TRUE(one_cache_in_decode(book, 0)) << "that is another model's";
+    line(0, 980, 10);
+    EXPECT_TRUE(one_cache_in_decode(book, 0)) << "nearly the same";
+    line(0, 500, 20);
+    EXPECT_FALSE(one_cache_in_decode(book, 0));
+    EXPECT_EQ(*newest_cache(book, 0), book.caches[3]);
+    EXPECT_EQ(*first_cache(book, 0), book.caches[0]);
+    EXPECT_EQ(newest_cache(book, 2), nullptr);
+
+    book.caches.clear();
+    line(0, 1000, 0);
+    line(0, 100, 0);
+    EXPECT_TRUE(one_cache_in_decode(book, 0)) << "it went down before the first token";
+    line(0, 1000, 5);
+    EXPECT_FALSE(one_cache_in_decode(book, 0));
+    book.caches.push_back({{"model", "x"}, {"bytes", nullptr}});  // of a file
+    EXPECT_FALSE(one_cache_in_decode(book, 0));
 }
 
 TEST(Utf8, StrictAndComplete) {

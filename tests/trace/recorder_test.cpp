@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
 #include "base/log.h"
+#include "trace/caches.h"
 
 namespace sluice::trace {
 namespace {
@@ -98,6 +100,27 @@ TEST_F(RecorderTest, NothingIsWrittenBeforeSomethingHappens) {
     recorder_.end({});
     EXPECT_EQ(seen_.calls.back(), "end");
     EXPECT_EQ(seen_.calls.size(), 5U);
+}
+
+TEST_F(RecorderTest, ACacheThatChangesIsSaidWhenItDoesAndTheBookStaysSmall) {
+    recorder_.model({{"kind", "model"}}, {4});
+    recorder_.model({{"kind", "model"}}, {4});
+    recorder_.cache(1, 7, 1, 4, "the other's");
+    recorder_.cache(0, 100, 2, 4, "at first");
+    graph(1, 30, 12);
+    commit(Phase::decode, 1, "");
+    for (uint64_t i = 0; i < 5000; ++i) recorder_.cache(0, 1000 + i, 2, 4, "changed");
+    graph(1, 30, 12);
+    commit(Phase::decode, 1, "");
+    EXPECT_EQ(seen_.rows[0].cache_bytes, Measure(100));
+    EXPECT_EQ(seen_.rows[1].cache_bytes, Measure(5999));
+    EXPECT_EQ(std::count(seen_.calls.begin(), seen_.calls.end(), "cache"), 5002) << "outputs get all";
+    recorder_.with_book([](const Book& book) {
+        EXPECT_LT(book.caches.size(), 300U);
+        EXPECT_EQ((*newest_cache(book, 1))["bytes"], 7) << "the other model's is not lost";
+        EXPECT_EQ((*first_cache(book, 0))["bytes"], 100);
+        EXPECT_EQ((*newest_cache(book, 0))["after_decode"], 1);
+    });
 }
 
 TEST_F(RecorderTest, ARowHasWhatWasWatchedAndNothingElse) {
