@@ -61,6 +61,9 @@ struct Config {
     std::optional<uint64_t> cache_floor_bytes;  // without cache_bytes: experts keep this, however short memory is
     std::optional<uint64_t> cache_ceil_bytes;   // and never take more
     CachePolicy cache_policy = CachePolicy::reuse;
+    // How often experts were used in past runs: "auto" in a file for each model in the user's cache directory, a file's
+    // name, or "off". Read when a model runs first, written when it is freed. Results are the same with any.
+    std::string profile = "off";
     unsigned io_threads = 8;  // reads in flight at each drive, 1..64
     IoEngine io_engine = IoEngine::automatic;
     bool direct_io = true;

@@ -15,6 +15,7 @@
 #include "io/read_all.h"
 #include "machine/drive.h"
 #include "machine/verdict.h"
+#include "model/digest.h"
 
 namespace sluice::backend {
 namespace {
@@ -30,6 +31,9 @@ cache::Policy policy_of(CachePolicy policy) {
     }
     return cache::Policy::reuse;
 }
+
+// Tokens of one graph at most, where the program has not said: llama.cpp's default (-ub).
+constexpr uint64_t kUsualBatch = 512;
 
 ggml_backend_dev_t cpu_device() {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -89,6 +93,11 @@ exec::PrefillMode prefill_mode(PrefillMode mode) {
             break;
     }
     return exec::PrefillMode::automatic;
+}
+
+// Of reading a profile: what is no profile, or another model's, is somebody's, and stays.
+bool may_not_replace(Code code) {
+    return code != Code::not_found && code != Code::corrupt && code != Code::unsupported;
 }
 
 // Each drive that takes its part of the reads has as many of them in flight.
@@ -212,9 +221,24 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
             state->runtime_.shadow.emplace(*state->store_, *layout, policy_of(config.cache_policy), at_once);
     }
 
+    const uint64_t full = cache::full_budget(shapes);
+    if (const uint64_t one = cache::minimum_budget(shapes); config.cache_ceil_bytes.value_or(one) < one) {
+        return error(Code::no_memory, "--cache-ceil-mb {}: one expert takes {}; give at least {:.2f} MiB",
+                     human_bytes(*config.cache_ceil_bytes), human_bytes(one), to_mib(align_up(one, MiB / 100)));
+    }
+    if (config.cache_floor_bytes.value_or(0) > full) {
+        log(LogLevel::warn, "--cache-floor-mb {} is more than all experts of {} take: they keep {}",
+            human_bytes(*config.cache_floor_bytes), state->index_.files()[0].path, human_bytes(full));
+    }
     const uint64_t least = state->least_bytes();
-    if (Status s = check_model_fits(config, state->geometry_.dense_bytes, state->index_.header_bytes(), least,
-                                    cache::full_budget(shapes));
+    const uint64_t batch = planned_context().value_or(ContextPlan{.batch = kUsualBatch}).batch;
+    if (Status s =
+            check_model_fits(config, {.dense = state->geometry_.dense_bytes,
+                                      .header_bytes = state->index_.header_bytes(),
+                                      .own_buffers = sched::Slots::staging_bytes(*state->store_, state->converted_) +
+                                                     exec::own_memory_need(state->index_, state->geometry_, batch),
+                                      .least = least,
+                                      .full = full});
         !s.ok())
         return s;
     state->counted_.emplace(config, least);
@@ -255,6 +279,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
 
 ModelState::~ModelState() {
     if (on_end != nullptr) on_end(*this);
+    keep_profile();
     if (g_reads_abandoned && runtime_.fetcher != nullptr && runtime_.fetcher->scheduler().live() > 0) {
         (void)runtime_.fetcher.release();
         (void)engine_.release();
@@ -356,6 +381,48 @@ uint64_t ModelState::least_bytes() const {
     return std::max(least, std::min(most_bytes(), config_.cache_floor_bytes.value_or(0)));
 }
 
+Result<sched::Profile> ModelState::read_profile_at(const std::string& path) const {
+    std::vector<uint32_t> experts;
+    for (const model::ExpertSet& s : geometry_.sets) experts.push_back(s.n_expert);
+    return sched::read_profile(path, digest_, experts);
+}
+
+// What the run record says of it, after why the cache is as large as it is.
+std::string ModelState::warm(sched::Fetcher& fetcher) {
+    if (config_.profile == "off" || config_.cache_policy == CachePolicy::lru) return "";
+    const auto failed = [](const Status& s) {
+        log(LogLevel::warn, "without a profile: {}", s.message());
+        return "";
+    };
+    auto digest = model::dense_digest(index_, geometry_);
+    if (!digest.ok()) return failed(digest.status());
+    digest_ = std::move(*digest);
+    auto path = sched::profile_path(config_.profile, digest_);
+    if (!path.ok()) return failed(path.status());
+    auto profile = read_profile_at(*path);
+    if (profile.ok() || !may_not_replace(profile.status().code())) profile_path_ = std::move(*path);
+    if (!profile.ok()) return profile.status().code() == Code::not_found ? "" : failed(profile.status());
+    sched::expect(fetcher.order(), *profile);
+    profile_ = std::move(*profile);
+    return fmt::format(", with a profile of {} tokens", profile_->most_tokens());
+}
+
+void ModelState::keep_profile() {
+    if (profile_path_.empty() || runtime_.fetcher == nullptr) return;
+    // Another process may have added to it meanwhile.
+    auto there = read_profile_at(profile_path_);
+    if (there.ok()) {
+        profile_ = std::move(*there);
+    } else if (may_not_replace(there.status().code())) {
+        log(LogLevel::warn, "the profile was not kept: {}", there.status().message());
+        return;
+    }
+    const auto now = sched::learned(runtime_.fetcher->order(), digest_, profile_);
+    if (!now) return;
+    if (Status s = sched::write_profile(store::Files::system(), profile_path_, *now); !s.ok())
+        log(LogLevel::warn, "the profile was not kept: {}", s.message());
+}
+
 Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     const auto shapes = sched::Slots::shapes(*store_, converted_);
     auto joined = join_budget(config_, cache::minimum_budget(shapes), most_bytes(), config_.cache_bytes.has_value());
@@ -370,6 +437,11 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     options.slots.convert = [this](uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot, uint64_t) {
         convert(set, component, raw, slot);
     };
+    // What the run says of its cache is what it has.
+    options.slots.on_limit = [this](const sched::Slots& slots) {
+        record_cache(runtime_.number, slots.limit(), slots.within_limit(), store_->n_records(),
+                     "changed while running");
+    };
     options.reads.verify = verify_policy(config_.verify_reads);
     options.reads.device = device_;
     auto fetcher = sched::Fetcher::create(*store_, *engine_, SystemClock::instance(), std::move(options));
@@ -377,8 +449,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
     const cache::Layout& layout = (*fetcher)->layout();
     const uint64_t bytes = (*fetcher)->limit();
     const uint64_t slots = (*fetcher)->slots_within_limit();
-    runtime_.counters.cache_bytes = bytes;
-    runtime_.counters.slots = slots;
+    joined->why += warm(**fetcher);
     record_cache(runtime_.number, bytes, slots, store_->n_records(), joined->why);
     log(LogLevel::info, "expert cache {} for {} of {} experts ({}); a token needs {} of expert weights",
         human_bytes(bytes), slots, store_->n_records(), joined->why, human_bytes(geometry_.cycle_bytes));

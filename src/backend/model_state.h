@@ -18,6 +18,7 @@
 #include "exec/pool_task.h"
 #include "io/engine.h"
 #include "model/geometry.h"
+#include "sched/profile.h"
 #include "sluice/sluice.h"
 #include "store/record_store.h"
 
@@ -58,6 +59,10 @@ class ModelState {
     Status use_experts(uint32_t n);
     Status choose_forms();
     Result<std::unique_ptr<sched::Fetcher>> make_fetcher();
+    // The profile of past runs, as --profile says: into the policy, and back with what this run added.
+    std::string warm(sched::Fetcher& fetcher);
+    void keep_profile();
+    [[nodiscard]] Result<sched::Profile> read_profile_at(const std::string& path) const;
     void convert(uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot);
 
     Config config_;
@@ -68,6 +73,9 @@ class ModelState {
     std::unique_ptr<io::Engine> engine_;
     std::optional<StreamedModel> counted_;
     std::unique_ptr<cache::BudgetShare> share_;  // outlives the runtime's slots
+    std::string digest_;                         // of the model; only with a profile
+    std::string profile_path_;                   // empty: none is written
+    std::optional<sched::Profile> profile_;      // of the runs before
     sched::DeviceModel device_;                  // of the drive that the first holder lies on
     exec::PoolTask convert_task_;
     exec::ModelRuntime runtime_;  // its fetcher converts

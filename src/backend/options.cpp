@@ -158,12 +158,15 @@ constexpr Option kOptions[] = {
      [](const Config& c) { return show_mib(c.cache_ceil_bytes, ""); }},
     {"--cache-policy", "SLUICE_CACHE_POLICY", "reuse|frequency|lru", "reuse",
      "Which expert gives its slot away when one is needed. reuse: the one whose next use is farthest, judged by how "
-     "often "
-     "and how lately it was used and when its layer's turn is. frequency: the one used least, where older uses count "
-     "less. "
-     "lru: the one used longest ago; a cache smaller than one token's experts hits nothing with it.",
+     "often and how lately it was used and when its layer's turn is. frequency: the one used least, where older uses "
+     "count less. lru: the one used longest ago; a cache smaller than one token's experts hits nothing with it.",
      [](Config& c, std::string_view t) { return set_word(c.cache_policy, t, kPolicies); },
      [](const Config& c) { return get_word(c.cache_policy, kPolicies); }},
+    {"--profile", "SLUICE_PROFILE", "FILE|auto|off", "off",
+     "Remember between runs how often each expert was used, so that the cache knows from the first token what is worth "
+     "keeping: in FILE (at most 1 MiB), or with auto in one for each model in the user's cache directory. Read when a "
+     "model runs first, replaced when it is freed. Never changes results. Of no use with --cache-policy lru.",
+     set_path<&Config::profile>, get_path<&Config::profile>},
     {"--io-threads", "SLUICE_IO_THREADS", "N", "8",
      "Reads in flight at the drive, 1 to 64: depth of the io_uring ring, or threads of the pread pool.",
      [](Config& c, std::string_view t) { return set_number(c.io_threads, t, 1U, 64U, "a number from 1 to 64"); },
@@ -178,17 +181,14 @@ constexpr Option kOptions[] = {
      get_off<&Config::direct_io>},
     {"--store", "SLUICE_STORE", "auto|gguf|pack|PATH", "auto",
      "Where experts are read from. auto: from the model's own files; what is damaged there comes from the pack beside "
-     "the "
-     "model (MODEL.sluice, which sluice pack makes), and so does everything if the files' experts were taken out. "
-     "gguf: "
-     "the same, but never all from the pack. pack: from that pack, the files in reserve. Else the name of a pack that "
-     "lies elsewhere.",
+     "the model (MODEL.sluice, which sluice pack makes), and so does everything if the files' experts were taken out. "
+     "gguf: the same, but never all from the pack. pack: from that pack, the files in reserve. Else the name of a pack "
+     "that lies elsewhere.",
      set_path<&Config::store>, get_path<&Config::store>},
     {"--verify-reads", "SLUICE_VERIFY_READS", "always|once|never", "once",
      "Compare what is read with the model's checksums, if it has any (sluice verify --write makes them), before it is "
      "computed with. once: the first read of each matrix, and what had to be read again after a failure. Wrong bytes "
-     "are "
-     "read again, then taken from another copy if there is one.",
+     "are read again, then taken from another copy if there is one.",
      [](Config& c, std::string_view t) { return set_word(c.verify_reads, t, kVerify); },
      [](const Config& c) { return get_word(c.verify_reads, kVerify); }},
     {"--mirror", "SLUICE_MIRROR", "PATH", "none",
@@ -216,10 +216,9 @@ constexpr Option kOptions[] = {
      [](const Config& c) { return c.wave == 0 ? "auto" : fmt::format("{}", c.wave); }},
     {"--prefill-mode", "SLUICE_PREFILL_MODE", "auto|macro|micro", "auto",
      "How a prompt's experts are read. micro: those that the layer's router chose, each once. macro: all experts of "
-     "the "
-     "next layer while this one computes, before its router has run; more bytes, but reading never pauses. auto: for "
-     "each layer and batch what is expected to be faster, from how many experts such batches chose, the drive's speed "
-     "and the time that computing took.",
+     "the next layer while this one computes, before its router has run; more bytes, but reading never pauses. auto: "
+     "for each layer and batch what is expected to be faster, from how many experts such batches chose, the drive's "
+     "speed and the time that computing took.",
      [](Config& c, std::string_view t) { return set_word(c.prefill_mode, t, kPrefill); },
      [](const Config& c) { return get_word(c.prefill_mode, kPrefill); }},
     {"--dense-weights", "SLUICE_DENSE_WEIGHTS", "anon|warm|mmap", "anon",
@@ -504,6 +503,10 @@ Status validate(const Config& config, const Given& given) {
                          : config.cache_floor_bytes ? said("--cache-floor-mb")
                                                     : "experts");
         }
+    }
+    if (config.profile != "off" && config.cache_policy == CachePolicy::lru) {
+        return error(Code::invalid_argument, "{} has no effect with {}, which counts no uses", said("--profile"),
+                     said("--cache-policy"));
     }
     // Two outputs in one file would overwrite each other.
     std::vector<const std::string*> files;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -40,7 +41,8 @@ struct Process {
     Config config;                       // that it was made from
     std::optional<uint64_t> told_limit;  // by set_experts_limit()
     std::atomic<int> models{0};
-    uint64_t least = 0;           // that experts of these need together
+    uint64_t least = 0;  // that experts of these need together
+    std::optional<ContextPlan> planned;
     std::optional<uint64_t> ram;  // for the process, as the newest model says
     machine::MemoryRoom room;     // then
     uint64_t reserve = 0;
@@ -201,35 +203,63 @@ Result<Joined> join_budget(const Config& config, uint64_t least, uint64_t most, 
                                            told ? most < *c.cache_bytes : c.cache_ceil_bytes.value_or(most) >= most)};
 }
 
-Status check_model_fits(const Config& config, uint64_t dense, uint64_t header_bytes, uint64_t least, uint64_t full) {
-    const cache::ProcessNeed need{
-        .dense = dense, .context = 0, .compute = 0, .program = cache::program_need(header_bytes, 0)};
-    const uint64_t wanted = config.cache_bytes ? std::min(*config.cache_bytes, full)
-                                               : std::min(full, std::max(least, config.cache_floor_bytes.value_or(0)));
+void plan_context(std::optional<ContextPlan> plan) {
+    Process& p = process();
+    const std::lock_guard<std::mutex> lock(p.mutex);
+    p.planned = plan;
+}
+
+std::optional<ContextPlan> planned_context() {
+    Process& p = process();
+    const std::lock_guard<std::mutex> lock(p.mutex);
+    return p.planned;
+}
+
+Status check_model_fits(const Config& config, const ModelNeed& model) {
+    const std::optional<ContextPlan> planned = planned_context();
+    const ContextPlan context = planned.value_or(ContextPlan());
+    const cache::ProcessNeed need{.dense = model.dense,
+                                  .context = context.context,
+                                  .compute = context.compute,
+                                  .program = cache::program_need(model.header_bytes, model.own_buffers),
+                                  .context_known = planned.has_value()};
+    const uint64_t wanted = config.cache_bytes
+                                ? std::min(*config.cache_bytes, model.full)
+                                : std::min(model.full, std::max(model.least, config.cache_floor_bytes.value_or(0)));
     {
         Process& p = process();
         const std::lock_guard<std::mutex> lock(p.mutex);
         if (p.budget != nullptr && p.budget->shares() > 0) {  // what is loaded makes room, or this one cannot be
-            if (p.budget->make_room(dense + least)) return {};
+            if (p.config.cache_ceil_bytes && p.least + model.least > *p.config.cache_ceil_bytes) {
+                return error(Code::no_memory,
+                             "--cache-ceil-mb {} is too little for a second model: the experts of those that are "
+                             "loaded need at least {}, and those of this one {}",
+                             human_bytes(*p.config.cache_ceil_bytes), human_bytes(p.least), human_bytes(model.least));
+            }
+            if (p.budget->make_room(model.dense + model.least)) return {};
             return error(Code::no_memory,
                          "there is no memory for a second model: its dense weights need {} and its experts at least {}",
-                         human_bytes(dense), human_bytes(least));
+                         human_bytes(model.dense), human_bytes(model.least));
         }
     }
     if (config.ram_bytes) {
-        if (const auto room = cache::room_for_experts(need, *config.ram_bytes, wanted, full); !room.ok())
+        if (const auto room = cache::room_for_experts(need, *config.ram_bytes, wanted, model.full); !room.ok())
             return room.status();
     }
     const machine::MemoryRoom room = machine::read_memory_room("");
     if (const auto free = room.free(); free && config.dense_weights == DenseWeights::anon) {
         // The program is there already.
-        const uint64_t sum = dense + std::min(wanted, least);
+        const uint64_t least = std::min(wanted, model.least);
+        const uint64_t sum = model.dense + context.context + context.compute + least;
         if (sum > *free) {
-            return error(Code::no_memory,
-                         "{} are not enough: dense weights {} + at least {} for experts = {}, and the context comes on "
-                         "top of that",
-                         fmt::format("{} {}", human_bytes(*free), cache::name_of_free(room)), human_bytes(dense),
-                         human_bytes(std::min(wanted, least)), human_bytes(sum));
+            return error(Code::no_memory, "{} {} are not enough: dense weights {} + {}at least {} for experts = {}{}",
+                         human_bytes(*free), cache::name_of_free(room), human_bytes(model.dense),
+                         planned ? fmt::format("context {} + compute buffers {} + ", human_bytes(context.context),
+                                               human_bytes(context.compute))
+                                 : "",
+                         human_bytes(least), human_bytes(sum),
+                         planned ? ": give a shorter context (-c), smaller batches (-ub), or more memory"
+                                 : ", and the context comes on top of that");
         }
     }
     return {};
@@ -289,8 +319,8 @@ bool admit_buffer(size_t bytes) {
     if (!now.free || needed <= *now.free + held) return true;
     log(LogLevel::error,
         "llama.cpp wants a buffer of {}, is going to touch {} that it has, and experts need at least {}: with a "
-        "reserve "
-        "that is {}, but there are only {} ({}). Give a shorter context (-c), smaller batches (-ub), or more memory",
+        "reserve that is {}, but there are only {} ({}). Give a shorter context (-c), smaller batches (-ub), or more "
+        "memory",
         human_bytes(bytes), human_bytes(now.pending), human_bytes(least), human_bytes(needed),
         human_bytes(*now.free + held), cache::name_of_free(room));
     return false;
@@ -346,11 +376,23 @@ void with_budget(F&& f) {
 }  // namespace
 
 void set_experts_limit(std::optional<uint64_t> bytes) {
+    std::optional<uint64_t> before;
     {
         const std::lock_guard<std::mutex> lock(process().mutex);
-        process().told_limit = bytes;
+        before = std::exchange(process().told_limit, bytes);
     }
-    with_budget([&](cache::SharedBudget& b) { b.set_limit(bytes); });
+    with_budget([&](cache::SharedBudget& b) {
+        b.set_limit(bytes);
+        if (b.shares() == 0) return;
+        const std::string now = human_bytes(b.limit());
+        if (bytes) {
+            log(LogLevel::info, "memory: experts may take {}, as told", now);
+        } else if (before) {
+            log(LogLevel::info, "memory: experts may take {} again, as told", now);
+        } else {
+            log(LogLevel::info, "memory: experts may take {} as before: there was no limit to lift", now);
+        }
+    });
 }
 
 void halve_experts() {

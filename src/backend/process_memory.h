@@ -22,14 +22,30 @@ struct Joined {
     std::string why;  // its limit is what it is
 };
 // A model's slots join the process's budget: at least `least` bytes, at most `most`; `told`: that is the user's number.
-// The first to join makes the budget from his configuration. Error `no_memory`, with the sum, if the process cannot stay
-// within --ram.
+// The first to join makes the budget from his configuration. Error `no_memory`, with the sum, if the process cannot
+// stay within --ram.
 Result<Joined> join_budget(const Config& config, uint64_t least, uint64_t most, bool told);
 
-// Before anything of a model is read: whether what is known of its needs can fit.
-Status check_model_fits(const Config& config, uint64_t dense, uint64_t header_bytes, uint64_t least, uint64_t full);
+// What the program is going to make of the next model that it loads, if it knows that before.
+struct ContextPlan {
+    uint64_t context = 0, compute = 0;  // bytes
+    uint64_t batch = 0;                 // tokens of one graph at most
+};
+void plan_context(std::optional<ContextPlan> plan);
+std::optional<ContextPlan> planned_context();
 
-// A model whose experts are going to need at least `least` bytes. While there is one, llama.cpp's buffers are looked at.
+struct ModelNeed {
+    uint64_t dense = 0;         // bytes of weights that every token needs
+    uint64_t header_bytes = 0;  // of its files
+    uint64_t own_buffers = 0;   // of ours, beside its slots
+    uint64_t least = 0;         // that its experts get along with
+    uint64_t full = 0;          // and take at most
+};
+// Before anything of a model is read: whether what is known of its needs can fit.
+Status check_model_fits(const Config& config, const ModelNeed& model);
+
+// A model whose experts are going to need at least `least` bytes. While there is one, llama.cpp's buffers are looked
+// at.
 class StreamedModel {
   public:
     StreamedModel(const Config& config, uint64_t least);

@@ -22,13 +22,16 @@ uint64_t ProcessNeed::total() const {
 }
 
 std::string ProcessNeed::text() const {
+    if (!context_known) {
+        return fmt::format("dense weights {} + program {}, context and compute buffers not known yet",
+                           human_bytes(dense), human_bytes(program));
+    }
     return fmt::format("dense weights {} + context {} + compute buffers {} + program {}", human_bytes(dense),
                        human_bytes(context), human_bytes(compute), human_bytes(program));
 }
 
-uint64_t program_need(uint64_t header_bytes, uint64_t staging_bytes) {
-    return add_capped(add_capped(kProgram, checked_mul(kHeaderGrowth, header_bytes).value_or(UINT64_MAX)),
-                      staging_bytes);
+uint64_t program_need(uint64_t header_bytes, uint64_t own_buffers) {
+    return add_capped(add_capped(kProgram, checked_mul(kHeaderGrowth, header_bytes).value_or(UINT64_MAX)), own_buffers);
 }
 
 uint64_t process_margin(uint64_t ram) {

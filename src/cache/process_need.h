@@ -11,10 +11,11 @@ namespace sluice::cache {
 
 // In bytes, when everything is touched that will be.
 struct ProcessNeed {
-    uint64_t dense = 0;    // the always-needed weights
-    uint64_t context = 0;  // KV cache and recurrent state of all contexts, at full length
-    uint64_t compute = 0;  // llama.cpp's compute buffers
-    uint64_t program = 0;  // the rest: code, vocabulary, graphs, and our own buffers
+    uint64_t dense = 0;         // the always-needed weights
+    uint64_t context = 0;       // KV cache and recurrent state of all contexts, at full length
+    uint64_t compute = 0;       // llama.cpp's compute buffers
+    uint64_t program = 0;       // the rest: code, vocabulary, graphs, and our own buffers
+    bool context_known = true;  // false: what context and compute buffers take comes on top of the sum
 
     // Without the margin.
     [[nodiscard]] uint64_t total() const;
@@ -23,8 +24,9 @@ struct ProcessNeed {
 };
 
 // What `program` comes to: code and libraries, llama.cpp's vocabulary and tables, of which the model's header has
-// `header_bytes`, and the buffers through which reads go that are converted.
-uint64_t program_need(uint64_t header_bytes, uint64_t staging_bytes);
+// `header_bytes`, and our own buffers: those through which reads go that are converted, and those in which blocks are
+// computed out of order.
+uint64_t program_need(uint64_t header_bytes, uint64_t own_buffers);
 
 // What a process that was told a number keeps of it for what comes and goes between two looks at its size: a 64th of
 // it, within 8 and 256 MiB.

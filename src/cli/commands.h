@@ -77,6 +77,8 @@ bool names_model(const std::vector<std::string>& arguments);
 bool asks_help(const std::vector<std::string>& arguments);
 // What C calls argv, ended by a null pointer. Points into both strings and arguments.
 std::vector<char*> argv_of(std::string& program, std::vector<std::string>& arguments);
+// Tokens of one graph at most, by -ub and -c.
+uint64_t largest_batch(const common_params& params);
 // The context of a run whose user named none.
 void choose_context(const std::vector<std::string>& arguments, common_params& params);
 // Writes help to standard output; kFailed, in words, if that is closed or full.

@@ -27,28 +27,21 @@ namespace fs = std::filesystem;
 constexpr std::array<Gate, 3> kGates{{
     {"b", "TRACE... [--slots N] [--accept P]", "do routes leave room for drafted tokens that are verified in blocks?",
      "Reads up to 4 route traces (--route-trace FILE of any command that runs a model writes one) and tells, of "
-     "decode: "
-     "how much of a token's choice the tokens 1 to 32 before had, how many experts blocks of 2 to 5 tokens need "
-     "together, how skewed each layer is, what caches of 1 to 128 slots per layer hit, and how many tokens have to "
-     "come "
-     "out of a block for it to read no more than decoding them one by one: without a cache, and with --slots N per "
-     "layer "
-     "(a quarter of the experts). Yes: more come out of some block, if each draft is right with the chance --accept "
-     "(0.9).",
+     "decode: how much of a token's choice the tokens 1 to 32 before had, how many experts blocks of 2 to 5 tokens "
+     "need together, how skewed each layer is, what caches of 1 to 128 slots per layer hit, and how many tokens have "
+     "to come out of a block for it to read no more than decoding them one by one: without a cache, and with --slots N "
+     "per layer (a quarter of the experts). Yes: more come out of some block, if each draft is right with the chance "
+     "--accept (0.9).",
      measure_gate_b},
     {"c",
      "MODEL [--quick] [--prompt N] [--decode N] [-t N] [--repack] [--orders N] [--faults N] [--cancels N] [--seed N]",
      "does streaming compute what the resident model computes?",
      "Runs the model once as stock llama.cpp does, then streamed: with several cache sizes and wave widths, with and "
      "without overlap; with reads that arrive one by one in drawn orders (--orders, 8); with reads that fail once and "
-     "for "
-     "good (--faults, 16 of each); and cancelled at drawn moments (--cancels, 16). Compared, bit for bit, are the "
-     "logits "
-     "of every step and the state of the sequence; a decode that fails must leave that as it was, and the next try "
-     "must "
-     "be right. --quick: 2, 4, 4, and fewer sizes and widths. --prompt and --decode: tokens (32 and 8). --seed: what "
-     "is "
-     "drawn (1).",
+     "for good (--faults, 16 of each); and cancelled at drawn moments (--cancels, 16). Compared, bit for bit, are the "
+     "logits of every step and the state of the sequence; a decode that fails must leave that as it was, and the next "
+     "try must be right. --quick: 2, 4, 4, and fewer sizes and widths. --prompt and --decode: tokens (32 and 8). "
+     "--seed: what is drawn (1).",
      measure_gate_c},
     {"d", "MODEL [--prompt N] [--decode N] [-t N] [--repack]",
      "could acting on guesses of the routers' choices pay at all?",

@@ -18,9 +18,11 @@
 #include "engine/compute_speed.h"
 #include "engine/context_memory.h"
 #include "engine/generate.h"
+#include "exec/own_memory.h"
 #include "machine/facts.h"
 #include "machine/memory_room.h"
 #include "plan/report.h"
+#include "sched/slots.h"
 
 extern char** environ;
 
@@ -171,6 +173,14 @@ Status choose_cache(plan::Report& r, const Asked& asked) {
     return {};
 }
 
+// Reads of what is converted go through buffers; which matrices are is only known when they are loaded.
+uint64_t own_buffers(const PlanSubject& subject, const common_params& params) {
+    uint64_t largest = 0;
+    for (const auto& [type, matrix] : subject.work.expert_matrices) largest = std::max(largest, matrix.bytes);
+    const uint64_t staging = params.no_extra_bufts ? 0 : largest * sched::Slots::kStagingBuffers;
+    return staging + exec::own_memory_need(subject.index, subject.geometry, largest_batch(params));
+}
+
 int plan_with(Asked& asked) {
     common_params params;
     common_init();
@@ -202,14 +212,10 @@ int plan_with(Asked& asked) {
     r.least_cache = cache::minimum_budget(subject->shapes);
     r.full_cache = cache::full_budget(subject->shapes);
     r.n_ctx = static_cast<uint32_t>(std::max(0, params.n_ctx));
-    // Reads of what is converted go through buffers of their own.
-    uint64_t largest = 0;
-    for (const auto& [type, matrix] : r.work.expert_matrices) largest = std::max(largest, matrix.bytes);
-    const uint64_t staging = params.no_extra_bufts ? 0 : largest * asked.config.io_threads;
     r.need = {.dense = subject->geometry.dense_bytes,
               .context = context->context,
               .compute = context->compute,
-              .program = cache::program_need(subject->header_bytes, staging)};
+              .program = cache::program_need(subject->header_bytes, own_buffers(*subject, params))};
     if (Status s = choose_cache(r, asked); !s.ok()) return fail(s, kFailed);
     const auto layout = subject->layout(r.cache);
     if (!layout.ok()) return fail(layout.status(), kFailed);

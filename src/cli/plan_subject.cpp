@@ -10,6 +10,7 @@
 #include "model/digest.h"
 #include "sched/slots.h"
 #include "store/record_store.h"
+#include "trace/caches.h"
 #include "trace/json_values.h"
 
 namespace sluice::cli {
@@ -43,10 +44,13 @@ uint64_t count_of(trace::Measure m) {
 Status remember(const std::string& model, const Config& config, const trace::Book& book) {
     const trace::Totals& decode = book.of(trace::Phase::decode);
     const trace::Json host = book.load.is_object() ? book.load.value("host", trace::Json()) : trace::Json();
-    const trace::Json cache = book.caches.empty() ? trace::Json() : book.caches.back();
+    const trace::Json* newest = trace::newest_cache(book, 0);
+    const trace::Json cache = newest != nullptr ? *newest : trace::Json();
     plan::PastRun run;
     run.tokens = count_of(trace::counted_tokens(decode));
     if (run.tokens < plan::kLeastTokens) return {};
+    // What it hit belongs to no size then.
+    if (!trace::one_cache_in_decode(book, 0)) return error(Code::unsupported, "its cache changed its size in decode");
 
     const auto subject = PlanSubject::open(model, config);
     if (!subject.ok()) return subject.status();
@@ -82,7 +86,7 @@ Status remember(const std::string& model, const Config& config, const trace::Boo
 }  // namespace
 
 Result<PlanSubject> PlanSubject::open(const std::string& path, const Config& config) {
-    const auto index = model::GgufIndex::open(path);
+    auto index = model::GgufIndex::open(path);
     if (!index.ok()) return index.status();
     auto geometry = model::derive_geometry(*index);
     if (!geometry.ok()) return geometry.status();
@@ -103,6 +107,7 @@ Result<PlanSubject> PlanSubject::open(const std::string& path, const Config& con
     s.work = plan::work_of(*index, *geometry);
     s.shapes = sched::Slots::shapes(*store, {});
     s.geometry = std::move(*geometry);
+    s.index = std::move(*index);
     s.digest = std::move(*digest);
     s.machine = machine_name();
     const auto drive = machine::read_drive(store->extent(0, 0).file->path());

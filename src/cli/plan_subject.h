@@ -10,6 +10,7 @@
 #include "cache/layout.h"
 #include "machine/verdict.h"
 #include "model/geometry.h"
+#include "model/gguf.h"
 #include "plan/predict.h"
 #include "sluice/sluice.h"
 #include "trace/book.h"
@@ -20,6 +21,7 @@ struct PlanSubject {
     std::string path;  // the first file
     size_t files = 1;
     uint64_t header_bytes = 0;
+    model::GgufIndex index;
     std::string read_from;  // empty: from there
     model::Geometry geometry;
     plan::Work work;

@@ -12,12 +12,14 @@
 #include <iostream>
 #include <iterator>
 
+#include "backend/process_memory.h"
 #include "backend/recording.h"
 #include "base/bytes.h"
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/plan_subject.h"
 #include "cli/progress_bar.h"
+#include "engine/context_memory.h"
 #include "engine/generate.h"
 #include "model/gguf.h"
 #include "trace/live.h"
@@ -84,6 +86,17 @@ Status refuse_without_effect(const common_params& params) {
     return flag == nullptr ? Status() : error(Code::invalid_argument, "{} has no effect in sluice run", flag);
 }
 
+// What cannot fit is refused before weights are read then, and not when the context is made.
+void plan_context_of(const common_params& params, size_t prompt_bytes) {
+    const auto memory = engine::context_memory(params);
+    if (!memory.ok()) return;  // loading says why
+    // A token is a byte at least, but for what the vocabulary puts around the prompt.
+    constexpr uint64_t kAround = 8;
+    backend::plan_context(backend::ContextPlan{.context = memory->context,
+                                               .compute = memory->compute,
+                                               .batch = std::min(largest_batch(params), prompt_bytes + kAround)});
+}
+
 }  // namespace
 
 void choose_context(const std::vector<std::string>& arguments, common_params& params) {
@@ -92,6 +105,11 @@ void choose_context(const std::vector<std::string>& arguments, common_params& pa
     const uint64_t trained =
         index.ok() ? index->arch_number("context_length").value_or(kDefaultContext) : kDefaultContext;
     params.n_ctx = static_cast<int>(std::min(kDefaultContext, trained));
+}
+
+uint64_t largest_batch(const common_params& params) {
+    const auto most = static_cast<uint64_t>(std::max(1, params.n_ubatch));
+    return params.n_ctx > 0 ? std::min<uint64_t>(most, static_cast<uint64_t>(params.n_ctx)) : most;
 }
 
 int run_command(std::vector<std::string> arguments) {
@@ -187,6 +205,7 @@ int run_command(std::vector<std::string> arguments) {
         backend::add_output(std::move(view));
     }
 
+    if (config.ram_bytes) plan_context_of(params, options.chat ? SIZE_MAX / 2 : options.prompt.size());
     const engine::Generation g = engine::generate(params, options);
     loading.clear();
     if (live != nullptr) live->stop();

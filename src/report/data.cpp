@@ -382,8 +382,7 @@ Json comparison_json(std::span<const Record> records, const std::vector<Speed>& 
 // Where the host program did the rest.
 constexpr const char* kGraphNote =
     "Only llama.cpp's graph was recorded: speeds leave out sampling and text. Rows are told apart by their tokens: "
-    "batches "
-    "of several are prompts, but also several sequences decoded at once, or drafts being verified.";
+    "batches of several are prompts, but also several sequences decoded at once, or drafts being verified.";
 
 }  // namespace
 

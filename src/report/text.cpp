@@ -262,9 +262,8 @@ std::string comparison(const Json& data) {
     out += '\n';
     out += fmt::format(
         "Moving-block bootstrap, {} resamples, percentile intervals; blocks of neighbouring tokens, as many as the "
-        "cube "
-        "root of the run's tokens. It knows the spread within each run. What changes from run to run (a warm drive, "
-        "other programs) it cannot know: for that, repeat both in turns.\n\n",
+        "cube root of the run's tokens. It knows the spread within each run. What changes from run to run (a warm "
+        "drive, other programs) it cannot know: for that, repeat both in turns.\n\n",
         data["resamples"].get<size_t>());
 
     out += "## Differences\n\n";

@@ -94,6 +94,8 @@ class Fetcher {
     [[nodiscard]] std::byte* data(RecordId record, uint32_t component) const { return slots_->data(record, component); }
 
     [[nodiscard]] const cache::SlotCache& cache() const { return slots_->cache(); }
+    // What the cache's policy knows of experts.
+    [[nodiscard]] cache::Order& order() { return slots_->cache().order(); }
     [[nodiscard]] const cache::Layout& layout() const { return slots_->layout(); }
     // Announces the memory of all slots to the engine. It is not worth its price by default: pinned pages cannot be
     // given back, and reads were no faster with them (docs/results/reads.md).

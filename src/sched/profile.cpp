@@ -1,7 +1,5 @@
 #include "sched/profile.h"
 
-#include <fcntl.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -124,19 +122,7 @@ Status write_profile(store::Files& files, const std::string& path, const Profile
     std::error_code ec;
     if (const auto parent = std::filesystem::path(path).parent_path(); !parent.empty())
         std::filesystem::create_directories(parent, ec);
-    // A name of this process's own, which nobody may have laid a link on.
-    const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
-    (void)files.remove(temporary);
-    Status s;
-    {
-        auto out = store::OutputFile::open(files, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
-        if (!out.ok()) return out.status();
-        s = out->write(std::as_bytes(std::span(bytes->data(), bytes->size())), 0);
-        if (s.ok()) s = out->sync();
-    }
-    if (s.ok()) return store::publish_file(files, temporary, path);
-    (void)files.remove(temporary);
-    return s;
+    return store::replace_file(files, path, std::as_bytes(std::span(*bytes)));
 }
 
 std::optional<Profile> learned(const cache::Order& order, const std::string& model,

@@ -1,7 +1,7 @@
 // Owns: how often each expert of a model was used in past runs, and the file of it.
-// Keeps: a file is at most 1 MiB, replaced whole or not at all, and never through a link; what was read is whole, of
-// this version and of this model, or it is an error; a file that is no profile is never replaced. A profile says what
-// is worth keeping, never what is computed.
+// Keeps: a file is at most 1 MiB, and replaced whole or not at all, also when several programs write it; what was read
+// is whole, of this version and of this model, or it is an error. A profile says what is worth keeping, never what is
+// computed.
 #pragma once
 
 #include <cstdint>

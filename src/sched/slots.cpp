@@ -25,6 +25,18 @@ std::vector<cache::SetShape> Slots::shapes(const store::RecordStore& store,
     return shapes;
 }
 
+uint64_t Slots::staging_bytes(const store::RecordStore& store, const std::vector<std::vector<bool>>& converted) {
+    uint64_t largest = 0;
+    for (uint32_t s = 0; s < store.geometry().sets.size(); ++s) {
+        for (uint32_t c = 0; c < store.n_components(s); ++c) {
+            const bool converts = !converted.empty() && converted[s][c];
+            for (size_t h = converts ? 0 : 1; h < store.n_holders(); ++h)
+                largest = std::max(largest, store.aligned_capacity(s, c, static_cast<store::HolderId>(h)));
+        }
+    }
+    return kStagingBuffers * align_up(largest, cache::kSlotAlign);
+}
+
 Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Options options) {
     const std::vector<cache::SetShape> set_shapes = shapes(store, options.converted);
     auto layout = cache::plan_layout(set_shapes, options.budget, options.min_slots);
@@ -52,15 +64,7 @@ Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Op
     auto arena = Region::allocate(layout->arena_bytes, true);
     if (!arena.ok()) return arena.status();
 
-    uint64_t staging_bytes = 0;
-    for (uint32_t s = 0; s < set_shapes.size(); ++s) {
-        for (uint32_t c = 0; c < store.n_components(s); ++c) {
-            const bool converts = !options.converted.empty() && options.converted[s][c];
-            for (size_t h = converts ? 0 : 1; h < store.n_holders(); ++h) {
-                staging_bytes = std::max(staging_bytes, store.aligned_capacity(s, c, static_cast<store::HolderId>(h)));
-            }
-        }
-    }
+    const uint64_t staging = staging_bytes(store, options.converted);
     cache::SlotCache cache(std::move(class_of_record), slots, options.policy, 2 * options.min_slots,
                            std::move(set_of_record), options.tuning);
     std::unique_ptr<Slots> made(new Slots(store, std::move(options), std::move(*layout), std::move(cache)));
@@ -74,13 +78,12 @@ Result<std::unique_ptr<Slots>> Slots::create(const store::RecordStore& store, Op
         made->options_.share->holds(made->held());
     }
     made->free_staging_.reserve(kStagingBuffers);
-    if (staging_bytes > 0) {
-        const uint64_t each = align_up(staging_bytes, cache::kSlotAlign);
-        auto staging = Region::allocate(each * kStagingBuffers, false);
-        if (!staging.ok()) return staging.status();
-        made->staging_region_ = std::move(*staging);
+    if (staging > 0) {
+        auto region = Region::allocate(staging, false);
+        if (!region.ok()) return region.status();
+        made->staging_region_ = std::move(*region);
         for (size_t i = 0; i < kStagingBuffers; ++i) {
-            made->free_staging_.push_back(made->staging_region_.data() + i * each);
+            made->free_staging_.push_back(made->staging_region_.data() + i * (staging / kStagingBuffers));
         }
     }
     return made;
@@ -200,8 +203,10 @@ void Slots::follow_share() {
     const uint64_t limit = options_.share->limit();
     if (limit == told_) return;
     told_ = limit;
+    const uint64_t before = limit_;
     set_limit(limit);
     options_.share->holds(held());
+    if (options_.on_limit && limit_ != before) options_.on_limit(*this);
 }
 
 void Slots::make_room(RecordId record) {

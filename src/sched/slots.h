@@ -45,6 +45,8 @@ class Slots {
         cache::Tuning tuning;
         std::vector<std::vector<bool>> converted;  // [set][component]: slots hold convert()'s form
         Convert convert;                           // may be empty when nothing is converted
+        // Is told when the share's limit has changed what may be in use, within the call that noticed.
+        std::function<void(const Slots&)> on_limit;
     };
 
     // `store` outlives the slots. Errors: the budget holds no record; no memory.
@@ -52,6 +54,9 @@ class Slots {
     // The slot shapes that a budget is checked against, without making anything.
     static std::vector<cache::SetShape> shapes(const store::RecordStore& store,
                                                const std::vector<std::vector<bool>>& converted);
+
+    // Memory for what is converted first, or lies otherwise at another holder.
+    static uint64_t staging_bytes(const store::RecordStore& store, const std::vector<std::vector<bool>>& converted);
 
     [[nodiscard]] cache::SlotCache& cache() { return cache_; }
     [[nodiscard]] const cache::SlotCache& cache() const { return cache_; }

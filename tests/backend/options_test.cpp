@@ -53,6 +53,7 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--cache-floor-mb", {"7", "0.5"}},
         {"--cache-ceil-mb", {"8192"}},
         {"--cache-policy", {"reuse", "frequency", "lru"}},
+        {"--profile", {"off", "auto", "/p/m.profile"}},
         {"--io-threads", {"1", "64"}},
         {"--io-engine", {"auto", "io_uring", "pread", "mmap"}},
         {"--no-odirect", {"1", "0"}},

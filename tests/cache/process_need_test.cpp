@@ -19,6 +19,16 @@ TEST(ProcessNeed, IsTheSumOfItsParts) {
     EXPECT_EQ(huge.total(), UINT64_MAX);
 }
 
+TEST(ProcessNeed, WhatIsNotKnownYetIsNotCalledNothing) {
+    ProcessNeed n = need();
+    n.context = n.compute = 0;
+    n.context_known = false;
+    EXPECT_EQ(n.text(), "dense weights 300.0 MiB + program 60.0 MiB, context and compute buffers not known yet");
+    const auto room = room_for_experts(n, 100 * MiB, MiB, GiB);
+    ASSERT_FALSE(room.ok());
+    EXPECT_NE(room.status().message().find("not known yet"), std::string::npos) << room.status().message();
+}
+
 TEST(ProcessNeed, TheMarginHasBounds) {
     EXPECT_EQ(process_margin(0), 8 * MiB);
     EXPECT_EQ(process_margin(2 * GiB), 32 * MiB);

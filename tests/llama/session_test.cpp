@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "machine/usage.h"
 #include "model/geometry.h"
 #include "trace/record_file.h"
@@ -254,6 +255,83 @@ TEST(Session, TheSameModelLoadedTwiceSharesOneCache) {
     EXPECT_EQ(logits_after(ca.get(), 50, 0), reference().salt[0]);
     EXPECT_EQ(logits_after(cb.get(), 50, 1), reference().salt[1]);
     EXPECT_LE(stats().cache_bytes, *tiny_cache().cache_bytes);
+}
+
+TEST(Session, ALimitIsKeptFromWhenItIsSetUntilItIsLifted) {
+    Config c;
+    c.cache_bytes = 64 * MiB;
+    start_with(c);
+    const Model model = load(moe_model());
+    const Context ctx = context(model.get());
+    ASSERT_EQ(logits_after(ctx.get(), 50, 0), reference().salt[0]);
+    ASSERT_GT(stats().experts_resident, 4U);
+    set_cache_limit(4 * one_expert_slot());
+    EXPECT_LE(stats().experts_resident, 4U) << "at once, while nothing is computed";
+    EXPECT_EQ(logits_after(ctx.get(), 50, 1), reference().salt[1]);
+    EXPECT_LE(stats().experts_resident, 4U);
+    set_cache_limit(std::nullopt);
+    EXPECT_EQ(logits_after(ctx.get(), 50, 2), reference().salt[2]);
+    EXPECT_GT(stats().experts_resident, 4U);
+}
+
+// What this process takes now, and so much more.
+uint64_t process_and(uint64_t more) {
+    return machine::usage().rss.value() + more;
+}
+
+TEST(Session, TwoModelsShareOneNumber) {
+    Config c;
+    c.ram_bytes = process_and(256 * MiB);
+    c.cache_ceil_bytes = 8 * one_expert_slot();
+    start_with(c);
+    const Model first = load(moe_model());
+    ASSERT_NE(first, nullptr);
+    const Context first_ctx = context(first.get());
+    EXPECT_EQ(logits_after(first_ctx.get(), 50, 0), reference().salt[0]);
+    const uint64_t alone = stats().experts_resident;
+    EXPECT_EQ(alone, 8U);
+    const Model second = load(models() + "/qwen3moe-q8_0.gguf");
+    ASSERT_NE(second, nullptr);
+    const Context second_ctx = context(second.get());
+    EXPECT_FALSE(logits_after(second_ctx.get(), 50, 0).empty());
+    EXPECT_EQ(logits_after(first_ctx.get(), 50, 1), reference().salt[1]);
+    EXPECT_LE(stats().experts_resident, 8U) << "those of both";
+    EXPECT_LE(machine::usage().rss.value(), *c.ram_bytes);
+}
+
+std::string& said() {
+    static std::string s;
+    return s;
+}
+
+TEST(Session, AContextThatCannotFitIsRefusedWithTheSumAndASmallerOneIsNot) {
+    Config c;
+    c.ram_bytes = process_and(128 * MiB);
+    start_with(c);
+    const Model model = load(moe_model());
+    ASSERT_NE(model, nullptr);
+    said().clear();
+    set_log_sink([](LogLevel, const std::string& line) { said() += line + "\n"; });
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx = 1U << 22U;
+    params.n_threads = 1;
+    const uint64_t had = machine::usage().rss.value();
+    const Context none(llama_init_from_model(model.get(), params), llama_free);
+    set_log_sink(nullptr);
+    EXPECT_EQ(none, nullptr);
+    EXPECT_NE(said().find("llama.cpp wants a buffer of"), std::string::npos) << said();
+    EXPECT_NE(said().find(": that is "), std::string::npos) << said();
+    EXPECT_LE(machine::usage().rss.value(), had + 32 * MiB) << "before it is touched";
+    const Context ctx = context(model.get());
+    ASSERT_NE(ctx, nullptr);
+    EXPECT_EQ(logits_after(ctx.get(), 50, 0), reference().salt[0]);
+}
+
+TEST(Session, AModelIsRefusedBeforeItsWeightsAreRead) {
+    Config c;
+    c.ram_bytes = 24 * MiB;
+    start_with(c);
+    EXPECT_EQ(load(moe_model()), nullptr);
 }
 
 TEST(Session, AModelWithoutExpertsIsLeftToStock) {

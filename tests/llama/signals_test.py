@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Owns: SIGUSR1 and SIGUSR2 while `sluice run` has only begun: they do nothing before it listens to them.
+"""Owns: SIGUSR1 and SIGUSR2 to `sluice run`: one halves what experts hold, the other lifts that, both are said, and the
+record and the summary tell what holds. Before it listens they do nothing.
 
 Keeps: nothing is timed. The program stands still at the opening of a pipe that has no reader, before it listens."""
 
 import argparse
+import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import tempfile
@@ -79,12 +82,57 @@ def handler_never_waits(args, work):
         process.wait()
 
 
+def limits_are_told(args, work):
+    # The pipe holds some dozen rows, so the program never runs far ahead of what was read here.
+    pipe = work / "rows"
+    os.mkfifo(pipe)
+    process = subprocess.Popen([args.sluice, "run", "-m", args.model, "-p", "In the beginning", "-n", "8000", "--temp", "1",
+                                "--seed", "1", "-c", "8192", "-t", "1", "--no-history", "--ignore-eos", "--record", pipe],
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        with open(pipe) as lines:
+            records = (json.loads(line) for line in lines)
+
+            def until(wanted):
+                for record in records:
+                    if wanted(record):
+                        return record
+                raise AssertionError("it ended before:\n" + process.stderr.read().decode(errors="replace")[-2000:])
+
+            first = until(lambda r: r["kind"] == "cache")
+            # As many experts as half of the slots must be there, or there is nothing to give back.
+            until(lambda r: (r.get("cache_resident") or 0) > 0.6 * first["slots"])
+            process.send_signal(signal.SIGUSR1)
+            half = until(lambda r: r["kind"] == "cache")
+            assert half["bytes"] < first["bytes"] and half["slots"] < first["slots"], (first, half)
+            assert half["after_decode"] > 0, half
+            row = until(lambda r: r.get("cache_resident") is not None)
+            assert row["cache_bytes"] == half["bytes"] and row["cache_resident"] <= half["slots"], (half, row)
+            process.send_signal(signal.SIGUSR2)
+            again = until(lambda r: r["kind"] == "cache")
+            assert again["bytes"] == first["bytes"], (first, again)
+            process.send_signal(signal.SIGUSR1)
+            last = until(lambda r: r["kind"] == "cache")
+            process.send_signal(signal.SIGINT)
+            for _ in records:
+                pass
+        said = process.stderr.read().decode(errors="replace")
+        assert process.wait() == 130, f"it ended with {process.returncode}:\n{said[-2000:]}"
+    finally:
+        process.kill()
+        process.wait()
+    for words in (r"memory: experts go down to .*, as told", r"memory: experts may take .* again, as told",
+                  rf"cache {last['bytes'] / 2**20:.1f} MiB \(at first {first['bytes'] / 2**20:.1f} MiB\) holds "
+                  rf"{last['slots']} of"):
+        assert re.search(words, said), f"{words} is not in:\n{said[-2000:]}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sluice", required=True)
     parser.add_argument("--model", required=True)
     args = parser.parse_args()
-    for test in (early_signals, handler_never_waits):
+    for test in (early_signals, handler_never_waits, limits_are_told):
         with tempfile.TemporaryDirectory() as work:
             test(args, pathlib.Path(work))
         print(f"ok      {test.__name__}")

@@ -115,6 +115,42 @@ check "sluice doctor on 60 columns" env -C "$(dirname "$model")" COLUMNS=60 bash
 check "sluice doctor on a full disk" bash -c '"$0" doctor --no-probe 2>&1 >/dev/full | grep -q "closed or full"' "$sluice"
 check "the option reference is up to date" diff <("$sluice" --options-markdown) "$(dirname "$0")/../../docs/options.md"
 
+# --- what was used often is remembered, if asked for
+profiled() { # NAME EXTRA...: a run with a profile, its text in NAME.txt and its log in NAME.log
+    local name=$1
+    shift
+    env -u SLUICE_CACHE_MB "$sluice" run -m "$model" -p "In the beginning" -n 12 --temp 0 -c 256 -t 1 --cache-mb 3 --no-history \
+        "$@" >"$work/$name.txt" 2>"$work/$name.log" </dev/null
+}
+check "a run without a profile" profiled cold
+check "a run that keeps one" profiled first --profile "$work/m.profile"
+check "it is there, and small" bash -c '[ -s "$0" ] && [ "$(stat -c %s "$0")" -le 1048576 ]' "$work/m.profile"
+check "the first had none to begin with" bash -c '! grep -q "with a profile" "$0"' "$work/first.log"
+check "a run that begins with it" profiled second --profile "$work/m.profile"
+check "and says so" grep -q "with a profile of [0-9]* tokens" "$work/second.log"
+same "the text is the same with it" "$work/cold.txt" "$work/second.txt"
+check "two at once" bash -c 'one() { "$0" run -m "$1" -p "In the" -n 4 --temp 0 -c 256 -t 1 --no-history --profile "$2" >/dev/null 2>&1; }
+    one "$@" & a=$!; one "$@" & b=$!; wait $a && wait $b' "$sluice" "$model" "$work/m.profile"
+check "leave a whole one" profiled third --profile "$work/m.profile"
+check "that is read" grep -q "with a profile of [0-9]* tokens" "$work/third.log"
+head -c 100 "$work/m.profile" >"$work/cut.profile"
+check "a run with a damaged profile" profiled cut --profile "$work/cut.profile"
+check "says so" grep -q "without a profile: .*cut.profile is not used" "$work/cut.log"
+check "and leaves a good one" profiled mended --profile "$work/cut.profile"
+check "for the next" grep -q "with a profile of" "$work/mended.log"
+echo "mine" >"$work/mine"
+check "a run with a profile that is none" profiled none --profile "$work/mine"
+check "leaves it as it is" grep -qx mine "$work/mine"
+check "a profile of the user's" env SLUICE_CACHE_DIR="$work/kept" bash -c 'for i in 1 2; do "$0" run -m "$1" -p "In the" -n 4 --temp 0 -c 256 -t 1 --no-history --profile auto >"$2" 2>&1 || exit 1; done; grep -q "with a profile of" "$2"' "$sluice" "$model" "$work/out2"
+fails_saying "a profile for a policy that counts nothing" 2 "has no effect with" "$sluice" run -m "$model" -p x --profile auto --cache-policy lru
+
+# --- bounds of the cache
+fails_saying "a ceiling below one expert" 1 "one expert takes" env -u SLUICE_CACHE_MB "$sluice" run -m "$model" -p x -n 2 --temp 0 -c 64 --cache-ceil-mb 4K
+check "a floor above all experts" env -u SLUICE_CACHE_MB "$sluice" run -m "$model" -p "In the" -n 2 --temp 0 -c 64 --no-history --cache-floor-mb 4G
+check "is said to be more" grep -q "is more than all experts" "$work/out"
+fails_saying "a number for the process that the context alone is beyond" 1 "+ context " env -u SLUICE_CACHE_MB "$sluice" run -m "$model" -p x -n 2 --temp 0 -c 4096 --ram 40M
+fails_saying "where nobody knows the context yet" 1 "not known yet" env -u SLUICE_CACHE_MB "$sluice" perplexity -m "$model" -f "$work/text" -c 128 --ram 40M
+
 # --- everything that cannot be is refused in words
 printf 'not a model' >"$work/text.gguf"
 head -c 100000 "$model" >"$work/short.gguf"

@@ -78,6 +78,7 @@ class Process {
         options.slots.slab = 64 * KiB;
         options.slots.policy = seed % 2 == 0 ? cache::Policy::lru : cache::Policy::frequency;
         options.reads.device = device();
+        options.slots.on_limit = [this](const Slots& slots) { told.push_back(slots.limit()); };
         if (shared) {
             cache::Governor::Options o;
             o.reserve = 100 * KiB;
@@ -174,6 +175,7 @@ class Process {
     bool hints = false, shrinks = false;
     uint64_t memory = 1 * GiB;  // that the machine has for it
     uint64_t checks = 0;
+    std::vector<uint64_t> told;  // limits, by the slots
 
   private:
     static io::SimOptions sim_options(uint32_t seed) {
@@ -265,6 +267,7 @@ TEST(BudgetOfTheMachine, IsFollowed) {
     };
     EXPECT_EQ(p.fetcher->held(), 0U) << "nothing is taken before it is needed";
     p.layer(0, {1, 2, 3, 4});
+    EXPECT_TRUE(p.told.empty()) << "it has what it had";
     EXPECT_LE(p.fetcher->held(), 64 * KiB + p.fetcher->layout().classes.size() * 64 * KiB);
     run(40);
     const uint64_t high = p.fetcher->held();
@@ -277,9 +280,12 @@ TEST(BudgetOfTheMachine, IsFollowed) {
     p.memory = 1 * GiB;
     run(60);
     EXPECT_GT(p.fetcher->held(), low) << "it comes back";
+    p.told.clear();
     p.budget->set_limit(200 * KiB);
     run(1);
     EXPECT_LE(p.fetcher->held(), 200 * KiB);
+    EXPECT_EQ(p.told, (std::vector<uint64_t>{200 * KiB})) << "once, with what holds from then on";
+    EXPECT_EQ(p.fetcher->limit(), 200 * KiB);
     run(60);
     EXPECT_LE(p.fetcher->held(), 200 * KiB) << "and stays";
 }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 namespace sluice::sched {
 namespace {
@@ -88,16 +89,38 @@ TEST_F(ProfileTest, WhatIsNoFileOfOursIsNotRead) {
     EXPECT_EQ(read_profile(directory_.string(), kModel, kExperts).status().code(), Code::invalid_argument);
 }
 
-TEST_F(ProfileTest, LinksAreReplacedNotFollowed) {
+TEST_F(ProfileTest, IsWrittenWhereItsLinkLeadsAndNowhereElse) {
     const std::string other = (directory_ / "other").string();
     put(other, "mine");
     fs::create_directories(fs::path(path_).parent_path());
-    fs::create_symlink(other, path_);
-    fs::create_symlink(other, fmt::format("{}.{}.tmp", path_, ::getpid()));
+    fs::create_symlink("far.profile", path_);
+    fs::create_symlink(other, (directory_ / "deep" / "far.profile.tmp").string());  // laid for us
     ASSERT_TRUE(write_profile(store::Files::system(), path_, some()).ok());
     EXPECT_EQ(text_of(other), "mine");
-    EXPECT_FALSE(fs::is_symlink(path_));
-    EXPECT_TRUE(read_profile(path_, kModel, kExperts).ok());
+    EXPECT_TRUE(fs::is_symlink(path_));
+    EXPECT_TRUE(read_profile((directory_ / "deep" / "far.profile").string(), kModel, kExperts).ok());
+    EXPECT_EQ(write_profile(store::Files::system(), "/dev/null", some()).code(), Code::invalid_argument);
+}
+
+// What two processes learn at once: each adds its own to what is there when it ends, and a reader never sees a part.
+TEST_F(ProfileTest, ManyWritersLeaveOneWholeProfile) {
+    std::vector<std::thread> writers;
+    for (uint16_t i = 0; i < 4; ++i) {
+        writers.emplace_back([&, i] {
+            Profile mine = some();
+            mine.sets[1].uses = {i, i};
+            for (int n = 0; n < 20; ++n) {
+                const Status s = write_profile(store::Files::system(), path_, mine);
+                EXPECT_TRUE(s.ok()) << s.message();
+                const auto read = read_profile(path_, kModel, kExperts);
+                EXPECT_TRUE(read.ok()) << read.status().message();
+            }
+        });
+    }
+    for (std::thread& t : writers) t.join();
+    size_t files = 0;
+    for (const auto& entry : fs::directory_iterator(directory_ / "deep")) files += entry.exists() ? 1 : 0;
+    EXPECT_EQ(files, 1U) << "nothing is left behind";
 }
 
 TEST_F(ProfileTest, IsNeverLargerThanItsLimit) {
