@@ -39,19 +39,16 @@ constexpr std::array<Command, 17> kCommands{{
      nullptr, quality_command},
     {"inspect", "MODEL [--json] [--cache-mb N]", "what a model is made of and what a cache would hold",
      "Reads headers only. Shows experts, layers, top-k, dense and expert bytes, bytes of one token, and how much of "
-     "the "
-     "model caches of several sizes (or the one given) hold.",
+     "the model caches of several sizes (or the one given) hold.",
      nullptr, inspect_command},
     {"plan", "MODEL [--ram N|auto] [--cache-mb N] [--json] [options]",
      "what a model would take here, and how fast it would be",
      "Says what stays in memory, how many experts a cache would hold, what a token reads, and how many tokens per "
-     "second "
-     "to expect, as a range with what it rests on: the drive as sluice probe measured it, the processor as measured "
-     "now "
-     "for about a second, and past runs of this model on this machine. Loads no weights and reads no experts. --ram "
-     "gives the memory for everything, --cache-mb that for experts alone; -c, -t, -n and all other options are those "
-     "of "
-     "sluice run. Shows how past predictions did. What runs leave for it is described in docs/plan.md.",
+     "second to expect, as a range with what it rests on: the drive as sluice probe measured it, the processor as "
+     "measured now for about a second, and past runs of this model on this machine. Loads no weights and reads no "
+     "experts. --ram gives the memory for everything, --cache-mb that for experts alone; -c, -t, -n and all other "
+     "options are those of sluice run. Shows how past predictions did. What runs leave for it is described in "
+     "docs/plan.md.",
      nullptr, plan_command},
     {"doctor", "[MODEL] [--json] [--no-probe]", "what is wrong with this machine for streaming, and what to change",
      "Looks at processor, memory, kernel, limits and what else runs; with a model also at the file system and drive "
@@ -102,9 +99,8 @@ constexpr std::array<Command, 17> kCommands{{
      nullptr, unpack_command},
     {"repair", "MODEL|PACK [--from COPY]... [--pack PATH] [--yes]", "mend what sluice verify finds",
      "Looks at all parts of the model and of its pack, and writes those that are damaged anew from the other of the "
-     "two, or from the copies that --from names (of the model or of the pack): only bytes whose checksum is right. "
-     "For what nobody has it says which bytes of which file to fetch. --yes: even if so much of the model differs "
-     "(more "
+     "two, or from the copies that --from names (of the model or of the pack): only bytes whose checksum is right. For "
+     "what nobody has it says which bytes of which file to fetch. --yes: even if so much of the model differs (more "
      "than one part in 64) that it may be another one.",
      nullptr, repair_command},
     {"gate", "GATE MODEL|TRACE... [options] [--out FILE] [--json]",
@@ -115,16 +111,25 @@ constexpr std::array<Command, 17> kCommands{{
      nullptr, gate_command},
     {"replay",
      "TRACE... [--policy P,...] [--slots N,...] [--budget SIZE,...] [--know-layers N,...] [--know-tokens N,...] "
-     "[--prompt guests|members] [--tune NAME=X,...] [--model MODEL] [--csv]",
+     "[--profile-of TRACE] [--skip N] [--tokens N] [--device auto|RATE,LATENCY,DEPTH] [--compute MS,MS] "
+     "[--foretell-layers N,...] [--prompt guests|members] [--tune NAME=X,...] [--model MODEL] [--csv]",
      "what caches would have done with recorded routes",
      "Reads what --route-trace wrote (or - for standard input) and runs the real cache over it, for each policy (or "
      "all) and each budget: --slots per layer, shared by all layers (numbers and ranges: 4-32), or --budget in bytes, "
      "cut up as in the engine. Beside them stands the best that any cache could do, which knows the future: one whose "
      "newest expert may go at once, and one whose newest stays. --know-layers and --know-tokens add the default policy "
-     "with exact knowledge of what the next N layers, or each layer in the next N tokens, will choose. --prompt "
-     "members lets the prompt's experts push out all others. --tune changes the default policy: short=, long=, "
-     "share=, phase=, prompt=. --model takes sizes of experts from a model where the trace has none. --csv: a row for "
-     "each trace, policy and budget, with bytes and evictions.",
+     "with exact knowledge of what the next N layers, or each layer in the next N tokens, will choose. --profile-of "
+     "adds it with the profile (--profile) that a run over another trace would have left. --skip leaves the prompt and "
+     "the first N tokens of decode out, or to the profile, and --tokens all after the next N. --prompt members lets "
+     "the prompt's experts push out all others. --tune changes the default policy: short=, long=, share=, phase=, "
+     "prompt=. --model takes sizes of experts from a model where the trace has none. --csv: a row for each trace, "
+     "policy and budget, with bytes and evictions.\n\n"
+     "--device tells times instead: the engine's cache and scheduler run on a simulated drive, with a clock that only "
+     "it and --compute move (milliseconds of a token for all but its experts, and for these): what a token waits, and "
+     "what it takes. The drive is the one that was probed under the model, or the trace (auto), or one of RATE bytes a "
+     "second, LATENCY of a read (80us) and DEPTH reads at once. --foretell-layers adds the default policy where the "
+     "scheduler is told, exactly, what the next N layers will want, and reads it where there is room. The bound below "
+     "is the fewest bytes that any cache could read at the drive's full speed, or the arithmetic: nothing is faster.",
      nullptr, replay_command},
 }};
 
@@ -205,8 +210,7 @@ std::string man_page() {
     for (const Command& c : kCommands) out += fmt::format(".B sluice {}\n{}\n.br\n", c.name, roff(c.arguments));
     out +=
         ".SH DESCRIPTION\nSluice streams the experts of a GGUF model from disk inside llama.cpp. Results are "
-        "bit\\-identical to "
-        "llama.cpp with everything in memory.\n.SH COMMANDS\n";
+        "bit\\-identical to llama.cpp with everything in memory.\n.SH COMMANDS\n";
     for (const Command& c : kCommands)
         out += fmt::format(".TP\n.B {}\n{}: {}\n", c.name, roff(c.summary), roff(c.help));
     out += ".SH STREAMING OPTIONS\nThe variable works for every program that loads the plug\\-in; the flag wins.\n";
@@ -217,8 +221,7 @@ std::string man_page() {
     }
     out +=
         ".SH EXIT STATUS\n0 well, 1 failed, 2 wrong command line, 130 interrupted.\n.SH SEE ALSO\nllama\\-server, "
-        "llama\\-cli, "
-        "llama\\-bench, llama\\-perplexity\n";
+        "llama\\-cli, llama\\-bench, llama\\-perplexity\n";
     return out;
 }
 

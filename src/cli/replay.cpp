@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "cli/commands.h"
+#include "cli/replay_timed.h"
 #include "model/geometry.h"
 #include "model/gguf.h"
 
@@ -31,6 +32,9 @@ struct Asked {
     cache::Seat prompt = cache::Seat::guest;
     cache::Tuning tuning;
     std::vector<uint32_t> known_layers, known_tokens;
+    std::string profile;  // a trace
+    std::optional<uint64_t> skip, tokens;
+    TimedAsked timed;
     bool csv = false;
 };
 
@@ -95,6 +99,7 @@ Status tune(cache::Tuning& tuning, const std::string& text) {
 Result<Asked> parse(const std::vector<std::string>& arguments) {
     Asked asked;
     std::vector<std::string> policies{"lru", "reuse"};
+    bool compute_given = false;
     for (size_t i = 0; i < arguments.size(); ++i) {
         const std::string& a = arguments[i];
         if (a == "--csv") {
@@ -107,12 +112,18 @@ Result<Asked> parse(const std::vector<std::string>& arguments) {
                 asked.model = value;
             } else if (a == "--policy") {
                 policies = split(value);
-            } else if (a == "--slots" || a == "--know-layers" || a == "--know-tokens") {
+            } else if (a == "--slots" || a == "--know-layers" || a == "--know-tokens" || a == "--foretell-layers") {
                 auto list = numbers(a, value);
                 if (!list.ok()) return list.status();
                 (a == "--slots"         ? asked.slots
                  : a == "--know-layers" ? asked.known_layers
-                                        : asked.known_tokens) = std::move(*list);
+                 : a == "--know-tokens" ? asked.known_tokens
+                                        : asked.timed.foretold) = std::move(*list);
+            } else if (a == "--device") {
+                status = parse_drive(asked.timed, value);
+            } else if (a == "--compute") {
+                status = parse_compute(asked.timed, value);
+                compute_given = true;
             } else if (a == "--budget") {
                 for (const std::string& part : split(value)) {
                     const auto bytes = parse_bytes(part, MiB);
@@ -124,6 +135,12 @@ Result<Asked> parse(const std::vector<std::string>& arguments) {
                 if (value != "guests" && value != "members")
                     return error(Code::invalid_argument, "--prompt {}: guests or members", value);
                 asked.prompt = value == "guests" ? cache::Seat::guest : cache::Seat::member;
+            } else if (a == "--profile-of") {
+                asked.profile = value;
+            } else if (a == "--skip" || a == "--tokens") {
+                const auto n = number<uint64_t>(value);
+                if (!n) return error(Code::invalid_argument, "{} {}: a number of tokens", a, value);
+                (a == "--skip" ? asked.skip : asked.tokens) = *n;
             } else if (a == "--tune") {
                 status = tune(asked.tuning, value);
             } else {
@@ -154,6 +171,19 @@ Result<Asked> parse(const std::vector<std::string>& arguments) {
         asked.rules.push_back(replay::rule_of(cache::Policy::hinted));
         asked.rules.back().known_tokens = n;
     }
+    if (!asked.timed.wanted && (compute_given || !asked.timed.foretold.empty()))
+        return error(Code::invalid_argument, "{} has no effect without --device",
+                     compute_given ? "--compute" : "--foretell-layers");
+    if (asked.timed.wanted) {
+        if (!asked.known_layers.empty() || !asked.known_tokens.empty() || !asked.profile.empty())
+            return error(Code::invalid_argument,
+                         "--know-layers, --know-tokens and --profile-of have no effect with "
+                         "--device, which --foretell-layers has");
+        for (const Rule& r : asked.rules) {
+            if (r.policy == cache::Policy::hinted)
+                return error(Code::invalid_argument, "--policy hinted has no effect with --device");
+        }
+    }
     for (Rule& r : asked.rules) {
         r.tuning = asked.tuning;
         r.prompt_seat = asked.prompt;
@@ -164,6 +194,7 @@ Result<Asked> parse(const std::vector<std::string>& arguments) {
 }
 
 std::string name_of(const Rule& rule) {
+    if (rule.profile != nullptr) return "+profile";
     if (rule.known_layers > 0) return fmt::format("+{} layers", rule.known_layers);
     if (rule.known_tokens > 0) return fmt::format("+{} tokens", rule.known_tokens);
     return std::string(cache::name_of(rule.policy));
@@ -260,30 +291,74 @@ int table(const Routes& routes, const std::string& trace, const Asked& asked) {
     return kOk;
 }
 
+int timed_table(const Routes& routes, const std::string& trace, const model::Geometry* geometry, const Asked& asked) {
+    const auto drive = drive_for(asked.timed, asked.model.empty() ? trace : asked.model);
+    if (!drive.ok()) return fail(drive.status(), kFailed);
+    std::vector<TimedPlace> places;
+    for (const uint32_t n : asked.slots) {
+        const auto bytes = replay::budget_of_slots(routes, geometry, n);
+        if (!bytes.ok()) return fail(bytes.status(), kFailed);
+        places.push_back({fmt::format("{} slots", n), *bytes});
+    }
+    for (const uint64_t bytes : asked.budgets) places.push_back({human_bytes(bytes), bytes});
+    std::vector<replay::TimedRule> rules;
+    for (const Rule& r : asked.rules) rules.push_back({r.policy, r.tuning, r.prompt_seat, 0});
+    for (const uint32_t n : asked.timed.foretold)
+        rules.push_back({cache::Policy::reuse, asked.tuning, asked.prompt, n});
+    const auto text = timed_text(routes, trace, geometry, places, rules, *drive, asked.timed, asked.csv);
+    if (!text.ok()) return fail(text.status(), kFailed);
+    std::fputs(text->c_str(), stdout);
+    return kOk;
+}
+
+constexpr const char* kCsvHead =
+    "trace,architecture,policy,slots,arena_bytes,tokens,lookups,hits,hit_rate,bytes_per_token,"
+    "evictions,rereads,prompt_bytes,prompt_hits\n";
+
 }  // namespace
 
 int replay_command(std::vector<std::string> arguments) {
     if (asks_help(arguments)) return print_help(help_text(*find_command("replay")));
     auto asked = parse(arguments);
     if (!asked.ok()) return fail(asked.status(), kUsage);
-    if (asked->csv)
-        std::printf(
-            "trace,architecture,policy,slots,arena_bytes,tokens,lookups,hits,hit_rate,bytes_per_token,"
-            "evictions,rereads,prompt_bytes,prompt_hits\n");
+    if (asked->csv) std::fputs(asked->timed.wanted ? timed_csv_head().c_str() : kCsvHead, stdout);
     bool first = true;
     for (const std::string& trace : asked->traces) {
         auto routes = replay::read_routes(trace);
         if (!routes.ok()) return fail(routes.status(), kFailed);
+        std::optional<model::Geometry> geometry;
         if (!asked->model.empty()) {
             const auto index = model::GgufIndex::open(asked->model);
             if (!index.ok()) return fail(index.status(), kFailed);
-            const auto geometry = model::derive_geometry(*index);
-            if (!geometry.ok()) return fail(geometry.status(), kFailed);
-            if (Status s = take_sizes(*routes, *geometry); !s.ok()) return fail(s, kFailed);
+            auto derived = model::derive_geometry(*index);
+            if (!derived.ok()) return fail(derived.status(), kFailed);
+            if (Status s = take_sizes(*routes, *derived); !s.ok()) return fail(s, kFailed);
+            geometry = std::move(*derived);
         }
+        Asked with = *asked;
+        std::optional<sched::Profile> profile;
+        if (!asked->profile.empty()) {
+            auto past = replay::read_routes(asked->profile);
+            if (!past.ok()) return fail(past.status(), kFailed);
+            if (past->first != routes->first)
+                return fail(error(Code::conflict, "{} and {} are of different models", asked->profile, trace), kFailed);
+            profile = replay::profile_of(asked->skip ? first_tokens(*past, *asked->skip) : *past);
+            if (profile->sets.empty())
+                return fail(error(Code::invalid_argument, "{} has nothing for a profile", asked->profile), kFailed);
+            with.rules.push_back(replay::rule_of(cache::Policy::reuse));
+            with.rules.back().tuning = asked->tuning;
+            with.rules.back().prompt_seat = asked->prompt;
+            with.rules.back().profile = &*profile;
+        }
+        if (asked->skip) *routes = later_tokens(*routes, *asked->skip);
+        if (asked->tokens) *routes = first_tokens(*routes, *asked->tokens);
+        if (routes->decode_tokens == 0)
+            return fail(error(Code::invalid_argument, "{} has no tokens of decode there", trace), kFailed);
         if (!first && !asked->csv) std::printf("\n");
         first = false;
-        if (const int code = table(*routes, trace, *asked); code != kOk) return code;
+        const int code = asked->timed.wanted ? timed_table(*routes, trace, geometry ? &*geometry : nullptr, with)
+                                             : table(*routes, trace, with);
+        if (code != kOk) return code;
     }
     return kOk;
 }

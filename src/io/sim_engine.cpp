@@ -65,7 +65,7 @@ void SimEngine::submit(std::span<const ReadOp> batch) {
         double times = options_.tail.empty() ? 1 : draw_times();
         if (const auto slow = slow_.find(read.number); slow != slow_.end()) times = slow->second;
         history_.push_back({op, read.fault.kind, clock_.now(), -1, 0, times});
-        if (options_.poison && op.length > 0) std::memset(op.dst, poison_byte, op.length);
+        if (options_.poison && options_.moves && op.length > 0) std::memset(op.dst, poison_byte, op.length);
         if (active_.size() < options_.channels) {
             begin(read, clock_.now());
         } else {
@@ -310,7 +310,8 @@ int64_t SimEngine::attempt(const PartialRead& read, Fault& fault) {
     // Always in full, because a real direct file allows nothing else; what did not "arrive" turns to garbage again.
     int64_t result = read_contents(*read.op().file, read.dst(), read.length(), read.offset());
     if (result > static_cast<int64_t>(limit)) {
-        if (options_.poison) std::memset(read.dst() + limit, poison_byte, static_cast<uint64_t>(result) - limit);
+        if (options_.poison && options_.moves)
+            std::memset(read.dst() + limit, poison_byte, static_cast<uint64_t>(result) - limit);
         result = static_cast<int64_t>(limit);
     }
     if (result > 0) counters_.bytes += static_cast<uint64_t>(result);
@@ -318,6 +319,10 @@ int64_t SimEngine::attempt(const PartialRead& read, Fault& fault) {
 }
 
 int64_t SimEngine::read_contents(const File& file, std::byte* dst, uint64_t length, uint64_t offset) const {
+    if (!options_.moves) {
+        const uint64_t size = file.size_at_open();
+        return static_cast<int64_t>(std::min(length, size - std::min(size, offset)));
+    }
     const auto found = contents_.find(&file);
     if (found == contents_.end()) return system_pread(file, dst, length, offset);
     const std::vector<std::byte>& bytes = found->second;

@@ -106,6 +106,8 @@ struct SimOptions {
     // Hands out completions that are there together in a random order.
     bool shuffle = false;
     bool poison = true;
+    // False: no byte is moved, and no file needs contents: for who only wants to know when reads end.
+    bool moves = true;
     FaultRates rates = {};
 };
 

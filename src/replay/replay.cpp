@@ -43,6 +43,7 @@ class Run {
           rule_(rule),
           cache_(classes(routes, pool), pool.slots, rule.policy, 2 * routes.top_k, sets(routes), rule.tuning) {
         visits_.assign(routes.sets.size(), 0);
+        if (rule.profile != nullptr) sched::expect(cache_.order(), *rule.profile);
         if (rule.policy == cache::Policy::hinted) future_.emplace(routes);
     }
 
@@ -76,6 +77,8 @@ class Run {
         counts.evictions += cache_.counters().evictions - before.evictions;
         counts.rereads += cache_.counters().rereads - before.rereads;
     }
+
+    [[nodiscard]] const cache::Order& order() const { return cache_.order(); }
 
   private:
     static std::vector<uint32_t> sets(const Routes& routes) {
@@ -151,6 +154,66 @@ Result<Pool> pool_of_bytes(const Routes& routes, uint64_t budget) {
     for (const cache::SizeClass& c : layout->classes) pool.slots.push_back(c.n_slots);
     pool.bytes = layout->arena_bytes;
     return pool;
+}
+
+sched::Profile profile_of(const Routes& routes) {
+    Run run(routes, pool_of_slots(routes, 1), {});
+    Counts counts;
+    for (const Pass& pass : routes.passes) {
+        for (uint32_t v = pass.begin; v < pass.end; ++v) run.visit(routes.visits[v], pass, counts);
+    }
+    return sched::learned(run.order(), std::string(16, '0'), std::nullopt).value_or(sched::Profile());
+}
+
+namespace {
+
+// The passes that `keep` wants.
+template <typename Keep>
+Routes passes_of(const Routes& routes, const Keep& keep) {
+    Routes out = routes;
+    out.passes.clear();
+    out.decode_tokens = 0;
+    for (const Pass& pass : routes.passes) {
+        if (!keep(pass)) continue;
+        out.passes.push_back(pass);
+        if (!pass.prompt) out.decode_tokens += pass.tokens;
+    }
+    // What is left lies in the same order, without gaps.
+    out.visits.clear();
+    out.choices.clear();
+    for (Pass& pass : out.passes) {
+        const auto begin = static_cast<uint32_t>(out.visits.size());
+        for (uint32_t v = pass.begin; v < pass.end; ++v) {
+            Visit visit = routes.visits[v];
+            const auto first = static_cast<uint32_t>(out.choices.size());
+            out.choices.insert(out.choices.end(), routes.choices.begin() + visit.begin,
+                               routes.choices.begin() + visit.end);
+            visit.end = first + (visit.end - visit.begin);
+            visit.begin = first;
+            out.visits.push_back(visit);
+        }
+        pass.begin = begin;
+        pass.end = static_cast<uint32_t>(out.visits.size());
+    }
+    return out;
+}
+
+}  // namespace
+
+Routes first_tokens(const Routes& routes, uint64_t tokens) {
+    uint64_t n = 0;
+    return passes_of(routes, [&](const Pass& pass) {
+        if (!pass.prompt) n += pass.tokens;
+        return n <= tokens;
+    });
+}
+
+Routes later_tokens(const Routes& routes, uint64_t tokens) {
+    uint64_t n = 0;
+    return passes_of(routes, [&](const Pass& pass) {
+        if (!pass.prompt) n += pass.tokens;
+        return !pass.prompt && n > tokens;
+    });
 }
 
 Outcome replay(const Routes& routes, const Pool& pool, const Rule& rule) {

@@ -13,6 +13,7 @@
 #include "cache/policy.h"
 #include "cache/slot_cache.h"
 #include "replay/routes.h"
+#include "sched/profile.h"
 
 namespace sluice::replay {
 
@@ -35,6 +36,8 @@ struct Rule {
     // `hinted`: what is known of the future, exactly: which experts the next layers will choose, and which the layer
     // itself will in the next tokens.
     uint32_t known_layers = 0, known_tokens = 0;
+    // What --profile would have told it at the start, from routes of the same model. Outlives the replay.
+    const sched::Profile* profile = nullptr;
 };
 inline Rule rule_of(cache::Policy policy) {
     Rule rule;
@@ -55,6 +58,13 @@ struct Counts {
 struct Outcome {
     Counts decode, prompt;
 };
+
+// What the profile of one run over these routes would be.
+sched::Profile profile_of(const Routes& routes);
+// Without what comes after so many tokens of decode.
+Routes first_tokens(const Routes& routes, uint64_t tokens);
+// Its decode from there on, as a turn of its own without a prompt.
+Routes later_tokens(const Routes& routes, uint64_t tokens);
 
 // One lookup per distinct expert, layer and batch.
 Outcome replay(const Routes& routes, const Pool& pool, const Rule& rule);

@@ -147,7 +147,8 @@ fails_saying "a profile for a policy that counts nothing" 2 "has no effect with"
 # --- bounds of the cache
 fails_saying "a ceiling below one expert" 1 "one expert takes" env -u SLUICE_CACHE_MB "$sluice" run -m "$model" -p x -n 2 --temp 0 -c 64 --cache-ceil-mb 4K
 check "a floor above all experts" env -u SLUICE_CACHE_MB "$sluice" run -m "$model" -p "In the" -n 2 --temp 0 -c 64 --no-history --cache-floor-mb 4G
-check "is said to be more" grep -q "is more than all experts" "$work/out"
+cp "$work/out" "$work/said"
+check "is said to be more" grep -q "is more than all experts" "$work/said"
 fails_saying "a number for the process that the context alone is beyond" 1 "+ context " env -u SLUICE_CACHE_MB "$sluice" run -m "$model" -p x -n 2 --temp 0 -c 4096 --ram 40M
 fails_saying "where nobody knows the context yet" 1 "not known yet" env -u SLUICE_CACHE_MB "$sluice" perplexity -m "$model" -f "$work/text" -c 128 --ram 40M
 

@@ -332,6 +332,42 @@ TEST(Replay, BytesAreThoseOfTheMissesAndBudgetsAreCutAsInTheEngine) {
     EXPECT_EQ(pool_of_bytes(routes, GiB).status().code(), Code::invalid_argument);
 }
 
+TEST(Replay, TokensAreCutOffAtEitherEnd) {
+    const Routes routes = read(kHead + kColumns + "0,0,0,1,0,5,1,0,100\n0,0,0,2,0,7,1,0,50\n" +
+                               "0,1,1,1,0,3,1,0,0\n0,1,1,2,0,6,1,0,0\n0,1,2,1,0,4,1,0,0\n0,1,2,2,0,5,1,0,0\n");
+    const Routes first = first_tokens(routes, 1);
+    EXPECT_EQ(first.decode_tokens, 1U);
+    ASSERT_EQ(first.passes.size(), 2U) << "its prompt stays";
+    EXPECT_EQ(first.choices.size(), 4U);
+    const Routes later = later_tokens(routes, 1);
+    EXPECT_EQ(later.decode_tokens, 1U);
+    ASSERT_EQ(later.passes.size(), 1U);
+    std::vector<RecordId> records;
+    later.records(later.visits[later.passes[0].begin + 1], records);
+    EXPECT_EQ(records, (std::vector<RecordId>{8 + 5}));
+    EXPECT_EQ(first_tokens(routes, 9).choices.size(), routes.choices.size());
+    EXPECT_TRUE(later_tokens(routes, 2).passes.empty());
+}
+
+// What --profile remembers of the first half helps the first tokens of the second half, which begin with an empty
+// cache.
+TEST(Replay, AProfileHelpsABeginning) {
+    uint64_t with = 0, without = 0;
+    for (uint32_t seed = 1; seed <= 4; ++seed) {
+        const Routes routes = drifting(6, 32, 3, 200, seed);
+        const sched::Profile profile = profile_of(first_tokens(routes, 100));
+        ASSERT_EQ(profile.sets.size(), 6U);
+        EXPECT_EQ(profile.most_tokens(), 100U);
+        const Routes second = first_tokens(later_tokens(routes, 100), 20);
+        const Pool pool = pool_of_slots(second, 24);
+        Rule rule;
+        without += replay(second, pool, rule).decode.hits;
+        rule.profile = &profile;
+        with += replay(second, pool, rule).decode.hits;
+    }
+    EXPECT_GT(with, without);
+}
+
 TEST(Replay, TheCurveRisesToWhatAFullCacheHits) {
     const Routes routes = drifting(4, 16, 2, 50, 8);
     const auto curve = hit_curve(routes, {});
