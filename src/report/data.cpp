@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "trace/json_values.h"
+
 namespace sluice::report {
 namespace {
 
@@ -384,6 +386,14 @@ constexpr const char* kGraphNote =
     "Only llama.cpp's graph was recorded: speeds leave out sampling and text. Rows are told apart by their tokens: "
     "batches of several are prompts, but also several sequences decoded at once, or drafts being verified.";
 
+// What a reader has to know before he compares; null: nothing.
+Json note_of(const Json& header) {
+    std::string out = text_at(header, "scope") == "graph" ? kGraphNote : "";
+    if (const std::string lossy = trace::lossy_in(header); !lossy.empty())
+        out += fmt::format("{}Options were on that change what the model answers: {}.", out.empty() ? "" : " ", lossy);
+    return out.empty() ? Json(nullptr) : Json(out);
+}
+
 }  // namespace
 
 // Six digits are more than a plot or a table shows, and half as long in the page.
@@ -441,7 +451,7 @@ Json report_data(std::span<const Record> records, std::span<const RaceResult> ra
              {"program", text_at(r.book.header, "program")},
              {"scope", text_at(r.book.header, "scope")},
              {"phases", {{"prefill", phase_words(r, Phase::prefill)}, {"decode", phase_words(r, Phase::decode)}}},
-             {"note", text_at(r.book.header, "scope") == "graph" ? Json(kGraphNote) : Json(nullptr)},
+             {"note", note_of(r.book.header)},
              {"time", text_at(r.book.header, "time")},
              {"status", status_json(r)},
              {"rows", r.rows.size()},

@@ -24,4 +24,16 @@ inline std::string text_in(const Json& j, const char* name) {
     return it != j.end() && it->is_string() ? it->get<std::string>() : "";
 }
 
+// The options that changed what was computed, with commas between them; empty: none.
+inline std::string lossy_in(const Json& header) {
+    std::string out;
+    if (!header.is_object()) return out;
+    const auto it = header.find("lossy");
+    if (it == header.end() || !it->is_array()) return out;
+    for (const Json& name : *it) {
+        if (name.is_string()) out += (out.empty() ? "" : ", ") + name.get_ref<const std::string&>();
+    }
+    return out;
+}
+
 }  // namespace sluice::trace

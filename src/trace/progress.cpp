@@ -88,6 +88,7 @@ class ProgressSink final : public Sink {
         const Json& model = book.models.empty() ? Json() : book.models.front();
         o.text_or_null("model", text_in(model, "name"));
         o.text_or_null("arch", text_in(model, "arch"));
+        if (const std::string lossy = lossy_in(book.header); !lossy.empty()) o.text("lossy", lossy);
         return write_(o.line());
     }
 

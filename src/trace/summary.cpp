@@ -61,11 +61,7 @@ std::string lossy_text(const Book& book, const SummaryExtras& extras) {
     std::string out;
     const auto name = [&](const std::string& n) { out += (out.empty() ? "" : ", ") + n; };
     for (const std::string& n : extras.lossy) name(n);
-    if (book.header.is_object() && book.header.contains("lossy") && book.header["lossy"].is_array()) {
-        for (const Json& n : book.header["lossy"]) {
-            if (n.is_string()) name(n.get_ref<const std::string&>());
-        }
-    }
+    if (const std::string names = lossy_in(book.header); !names.empty()) name(names);
     if (out.empty()) return "none";
     const Row& sum = book.of(Phase::decode).sum;
     if (!sum.routed.known() || sum.routed.value() == 0) return out;

@@ -66,6 +66,16 @@ TEST(Data, what_was_not_measured_is_null) {
     EXPECT_TRUE(r["model"].is_null());
 }
 
+TEST(Data, options_that_change_answers_are_said) {
+    std::vector<Record> records = records_of({"complete"});
+    const Json before = report_data(records)["records"][0]["note"];
+    records[0].book.header["lossy"] = {"--n-expert-used 3", "--drop-cold-experts 0.5"};
+    const Json note = report_data(records)["records"][0]["note"];
+    ASSERT_TRUE(note.is_string());
+    EXPECT_NE(note, before);
+    EXPECT_NE(note.get<std::string>().find("--n-expert-used 3, --drop-cold-experts 0.5"), std::string::npos) << note;
+}
+
 TEST(Data, states) {
     const auto state = [](const char* name) { return report_data(records_of({name}))["records"][0]["status"]; };
     EXPECT_EQ(state("complete")["state"], "ok");

@@ -98,6 +98,13 @@ TEST(Progress, Golden) {
     expect_golden("golden.progress", progress_of(golden_record()));
 }
 
+TEST(Progress, OptionsThatChangeAnswersAreNamedAtTheLoad) {
+    Record record = golden_record();
+    record.book.header["lossy"] = {"--drop-cold-experts 0.5"};
+    const std::string text = progress_of(record);
+    EXPECT_NE(text.substr(0, text.find('\n')).find("\"lossy\":\"--drop-cold-experts 0.5\""), std::string::npos) << text;
+}
+
 TEST(Progress, AnyBytesGiveOneLineOfValidJson) {
     Random random(11);
     std::string line;
