@@ -279,10 +279,10 @@ int table(const Routes& routes, const std::string& trace, const Asked& asked) {
                     least.c_str());
     }
     if (all->size() == 1) {
-        std::printf("\n%-12s%16s%12s%12s%14s\n", "", "read per token", "evictions", "read again", "read by prompt");
+        std::printf("\n%-12s%16s%12s%12s%16s\n", "", "read per token", "evictions", "read again", "read by prompt");
         for (const Rule& rule : asked.rules) {
             const Outcome o = replay::replay(routes, (*all)[0].pool, rule);
-            std::printf("%-12s%16s%12llu%12llu%14s\n", name_of(rule).c_str(),
+            std::printf("%-12s%16s%12llu%12llu%16s\n", name_of(rule).c_str(),
                         human_bytes(static_cast<uint64_t>(o.decode.bytes_per_token())).c_str(),
                         static_cast<unsigned long long>(o.decode.evictions),
                         static_cast<unsigned long long>(o.decode.rereads), human_bytes(o.prompt.bytes).c_str());

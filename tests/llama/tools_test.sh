@@ -94,6 +94,13 @@ routes=$(dirname "$0")/../replay/routes/gptoss.csv
 check "sluice replay compares policies with the optimum" grep -q "gap closed" <("$sluice" replay "$routes" --slots 4,8)
 check "sluice replay --csv" grep -q "^-,gpt-oss,best," <("$sluice" replay - --csv --budget 600M <"$routes")
 check "sluice replay with one budget tells bytes" grep -q "read per token" <("$sluice" replay "$routes" --slots 8 --policy reuse)
+timed=("$routes" --slots 8 --device 2G,80us,8 --compute 5,5)
+check "sluice replay --device tells times, and what nothing can be faster than" grep -q "^ *bound .* [0-9.]*$" <("$sluice" replay "${timed[@]}")
+check "the same each time" cmp <("$sluice" replay "${timed[@]}" --foretell-layers 1 --csv) <("$sluice" replay "${timed[@]}" --foretell-layers 1 --csv)
+check "sluice replay --profile-of" grep -q "+profile" <("$sluice" replay "$routes" --slots 8 --profile-of "$routes" --skip 20)
+fails_saying "computing without a device" 2 "--compute has no effect without --device" "$sluice" replay "$routes" --compute 5,5
+fails_saying "a device that is none" 2 "--device fast: auto, or" "$sluice" replay "$routes" --device fast
+fails_saying "a drive that nobody probed" 1 "RATE,LATENCY,DEPTH" "$sluice" replay "$routes" --device auto
 fails_saying "not a route trace" 1 "line 1 should name the columns" "$sluice" replay "$text"
 fails_saying "an unknown policy" 2 "lru, frequency, reuse" "$sluice" replay --policy best "$routes"
 fails_saying "no trace" 2 "which trace" "$sluice" replay
