@@ -359,7 +359,10 @@ class ChaosTest : public ::testing::TestWithParam<Setup> {
 TEST_P(ChaosTest, OnlyTheFilesBytesAreEverPublished) {
     for (const uint32_t seed : {1U, 2U}) {
         start(seed);
-        for (int i = 0; i < 2500 && !HasFatalFailure(); ++i) step();
+        // Which reads of a batch fail depends on the order in which the machine ends them; nearly always some do in
+        // 2500.
+        const auto rare = [&] { return !GetParam().mirror && bad_ == 0; };
+        for (int i = 0; (i < 2500 || (i < 25'000 && rare())) && !HasFatalFailure(); ++i) step();
         const SchedCounters& c = scheduler_->counters();
         EXPECT_GT(chaos_->errors, 10U);
         EXPECT_GT(chaos_->flips, 10U);
