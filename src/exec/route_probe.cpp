@@ -48,7 +48,10 @@ void RouteProbe::at_block(uint32_t set, const ggml_tensor* ids, bool decoding, R
                           ModelRuntime& runtime, const Clock& clock) {
     if (set == last_set_) return;  // a block may come in pieces
     last_set_ = set;
-    if (model_ != &runtime) learn_model(runtime);
+    if (model_ != &runtime) {
+        learn_model(runtime);
+        routers.keep_states();
+    }
     const auto n_expert = static_cast<int32_t>(runtime.store->geometry().sets[set].n_expert);
     const int64_t last = ids->ne[1] - 1;
     chosen_.resize(static_cast<size_t>(ids->ne[0]));
@@ -93,7 +96,7 @@ void RouteProbe::score(uint32_t set, RouterBook& routers, ModelRuntime& runtime,
         .experts = chosen_, .missing = missing_, .read = speed > 0 ? static_cast<Nanos>(bytes / speed) : 0};
 
     for (const Predictor p : route::kAllPredictors) {
-        if (p == Predictor::control) continue;
+        if (p == Predictor::control || p == Predictor::attention) continue;
         Pending& pending = here.pending[static_cast<size_t>(p)];
         if (!std::exchange(pending.made, false)) {
             scores.not_ranked(p, set, reason(p, set, routers));
@@ -109,14 +112,39 @@ void RouteProbe::score(uint32_t set, RouterBook& routers, ModelRuntime& runtime,
     }
 
     RouterReplay* own = routers.replay(set);
+    score_attention(set, own, routers, runtime, choice, clock);
     const std::span<const float> x = routers.input(set);
     if (own == nullptr || x.empty()) {
         scores.not_ranked(Predictor::control, set, own != nullptr ? Unranked::first_token : Unranked::no_router);
         return;
     }
+    const Nanos begin = clock.now();
     if (!own->run(routers.cpu(), x).ok()) return;  // stopped
-    scores.spent(Predictor::control, clock.now() - now);
+    scores.spent(Predictor::control, clock.now() - begin);
     scores.score(Predictor::control, set, {.experts = own->ids(), .confidence = {}, .absent = {}}, choice);
+}
+
+// The guess could have been made when attention began; it is made now, and its time is counted from then.
+void RouteProbe::score_attention(uint32_t set, RouterReplay* own, RouterBook& routers, ModelRuntime& runtime,
+                                 const route::Chosen& choice, const Clock& clock) {
+    route::Scores& scores = *runtime.scores;
+    const RouterBook::State* state = routers.before_attention(runtime.store->geometry().sets[set].layer);
+    if (own == nullptr || state == nullptr || state->numbers.size() != own->n_input()) {
+        scores.not_ranked(Predictor::attention, set, Unranked::no_router);
+        return;
+    }
+    const Nanos begin = clock.now();
+    if (!own->run(routers.cpu(), state->numbers).ok()) return;
+    put(Predictor::attention, set, own->ids(), runtime, begin);
+    scores.spent(Predictor::attention, clock.now() - begin);
+    Pending& guess = sets_[set].pending[static_cast<size_t>(Predictor::attention)];
+    guess.made = false;
+    scores.score(Predictor::attention, set,
+                 {.experts = guess.experts,
+                  .confidence = guess.confidence,
+                  .absent = guess.absent,
+                  .idle = std::max<Nanos>(0, begin - state->at)},
+                 choice);
 }
 
 void RouteProbe::guess_ahead(uint32_t set, RouterBook& routers, ModelRuntime& runtime, const Clock& clock) {

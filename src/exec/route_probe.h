@@ -48,6 +48,8 @@ class RouteProbe {
     void learn_model(const ModelRuntime& runtime);
     [[nodiscard]] route::Unranked reason(route::Predictor p, uint32_t set, RouterBook& routers) const;
     void score(uint32_t set, RouterBook& routers, ModelRuntime& runtime, const Clock& clock);
+    void score_attention(uint32_t set, RouterReplay* own, RouterBook& routers, ModelRuntime& runtime,
+                         const route::Chosen& choice, const Clock& clock);
     void guess_ahead(uint32_t set, RouterBook& routers, ModelRuntime& runtime, const Clock& clock);
     void put(route::Predictor p, uint32_t target, std::span<const int32_t> experts, const ModelRuntime& runtime,
              Nanos now);

@@ -1,8 +1,20 @@
 #include "exec/router_book.h"
 
 #include <algorithm>
+#include <string_view>
+
+#include "exec/node_trace.h"
 
 namespace sluice::exec {
+namespace {
+
+// What llama.cpp calls the state that a layer's attention is given.
+bool is_state(const ggml_tensor* node) {
+    return node->type == GGML_TYPE_F32 && ggml_nrows(node) == 1 && node->view_src == nullptr &&
+           std::string_view(node->name).starts_with("attn_norm-");
+}
+
+}  // namespace
 
 RouterBook::~RouterBook() {
     if (cpu_ != nullptr) ggml_backend_free(cpu_);
@@ -22,6 +34,7 @@ ggml_backend_t RouterBook::cpu() {
 void RouterBook::begin_graph() {
     for (Known& k : sets_) k.fresh = false;
     for (Tap& t : taps_) t.fresh = false;
+    state_fresh_.assign(state_fresh_.size(), false);
 }
 
 void RouterBook::reach(uint32_t set, ggml_cgraph* graph, int at) {
@@ -88,12 +101,32 @@ const std::string& RouterBook::why(uint32_t set) const {
     return set < sets_.size() ? sets_[set].why : kNotMet;
 }
 
+const RouterBook::State* RouterBook::before_attention(int layer) const {
+    if (layer < 0 || static_cast<size_t>(layer) >= states_.size() || !state_fresh_[static_cast<size_t>(layer)])
+        return nullptr;
+    return &states_[static_cast<size_t>(layer)];
+}
+
 bool RouterBook::is_tapped(const ggml_tensor* node) const {
+    if (keeps_states_ && is_state(node)) return true;
     return node->op == GGML_OP_MUL_MAT && node->src[1]->ne[1] == 1 &&
            std::any_of(taps_.begin(), taps_.end(), [&](const Tap& t) { return t.gate == node->src[0]; });
 }
 
 void RouterBook::tapped(const ggml_tensor* node) {
+    if (is_state(node)) {
+        const int layer = layer_in_name(node->name);
+        if (layer < 0 || layer >= kMaxLayers) return;
+        const auto i = static_cast<size_t>(layer);
+        if (i >= states_.size()) {
+            states_.resize(i + 1);
+            state_fresh_.resize(i + 1);
+        }
+        states_[i].numbers.resize(static_cast<size_t>(node->ne[0]));
+        states_[i].at = SystemClock::instance().now();
+        state_fresh_[i] = copy_row(node, 0, states_[i].numbers);
+        return;
+    }
     const auto tap = std::find_if(taps_.begin(), taps_.end(), [&](const Tap& t) { return t.gate == node->src[0]; });
     if (tap != taps_.end()) tap->fresh = copy_row(node->src[1], 0, tap->input);
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "exec/router_replay.h"
 
 namespace sluice::exec {
@@ -41,11 +42,21 @@ class RouterBook {
 
     // Some routers' hidden states do not live until the block: whoever computes the router itself, which is the CPU
     // backend, asks which products they go into, and tells when such a product is computed.
-    [[nodiscard]] bool has_taps() const { return !taps_.empty(); }
+    [[nodiscard]] bool has_taps() const { return !taps_.empty() || keeps_states_; }
     [[nodiscard]] bool is_tapped(const ggml_tensor* node) const;
     void tapped(const ggml_tensor* node);
 
+    // The state that a layer's attention is given in this graph, and when it was there. Only after keep_states().
+    struct State {
+        std::vector<float> numbers;
+        Nanos at = 0;
+    };
+    void keep_states() { keeps_states_ = true; }
+    // nullptr: none.
+    [[nodiscard]] const State* before_attention(int layer) const;
+
   private:
+    static constexpr int kMaxLayers = 4096;
     struct Known {
         const ggml_tensor* gate = nullptr;
         std::optional<RouterReplay> replay;
@@ -63,6 +74,9 @@ class RouterBook {
     ggml_backend_t cpu_ = nullptr;
     std::vector<Known> sets_;
     std::vector<Tap> taps_;
+    bool keeps_states_ = false;
+    std::vector<State> states_;      // by layer
+    std::vector<bool> state_fresh_;  // of this graph
 };
 
 }  // namespace sluice::exec

@@ -31,8 +31,9 @@ std::string scored(const Scores& s, Predictor p) {
 
 std::string reads(const Scores& s, Predictor p) {
     const Score t = s.total(p);
-    return fmt::format("{} names {}, {} in time; of {} reads {} would have been of use", name(p),
-                       percent_of(t.recall()), percent_of(t.timely_recall()), t.absent, percent_of(t.precision()));
+    return fmt::format("{} names {} of {}, {} in time; of {} reads {} would have been of use", name(p),
+                       percent_of(t.recall()), t.missing, percent_of(t.timely_recall()), t.absent,
+                       percent_of(t.precision()));
 }
 
 std::string micros(double nanos) {
@@ -90,14 +91,14 @@ std::vector<std::string> report_lines(const Scores& s, std::span<const int> laye
     std::vector<std::string> out;
     out.push_back(
         fmt::format("moe-predict: {} | {} | {}", headline(s, stale1), headline(s, previous), headline(s, control)));
-    out.push_back(
-        fmt::format("moe-predict: {} | {} | {}", headline(s, stale2), headline(s, stale4), headline(s, popular)));
+    out.push_back(fmt::format("moe-predict: {} | {} | {} | {}", headline(s, stale2), headline(s, stale4),
+                              headline(s, popular), headline(s, attention)));
     out.push_back(
         fmt::format("moe-predict: scored: {}, {}, {}; the stale gate could not rank {} routings: {} of the first "
                     "layer, {} of the first token, {} whose router or hidden state is not known",
                     scored(s, stale1), scored(s, previous), scored(s, control), stale.not_ranked(), stale.unranked[0],
                     stale.unranked[1], stale.unranked[2]));
-    std::string line = fmt::format("moe-predict: of {} experts that had to be read: ", stale.missing);
+    std::string line = "moe-predict: of what had to be read: ";
     bool first = true;
     for (const Predictor p : kAllPredictors) {
         if (p == control) continue;

@@ -16,6 +16,8 @@ const char* name(Predictor p) {
             return "previous token";
         case Predictor::popular:
             return "popularity";
+        case Predictor::attention:
+            return "state before attention";
         case Predictor::control:
             return "control";
     }

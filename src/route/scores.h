@@ -15,15 +15,17 @@ namespace sluice::route {
 
 // All are scored on the same choices.
 enum class Predictor : uint8_t {
-    stale1,    // the layer's own router on the hidden state of the layer before
-    stale2,    // of the second before
-    stale4,    // of the fourth before
-    previous,  // what the layer chose for the token before
-    popular,   // what it chose most often, where older choices count less
-    control,   // no guess: the layer's own router on its own hidden state. Less than all is this probe being wrong
+    stale1,     // the layer's own router on the hidden state of the layer before
+    stale2,     // of the second before
+    stale4,     // of the fourth before
+    previous,   // what the layer chose for the token before
+    popular,    // what it chose most often, where older choices count less
+    attention,  // the layer's own router on the state that its attention is given
+    control,    // no guess: the layer's own router on its own hidden state. Less than all is this probe being wrong
 };
 inline constexpr std::array kAllPredictors{Predictor::stale1,   Predictor::stale2,  Predictor::stale4,
-                                           Predictor::previous, Predictor::popular, Predictor::control};
+                                           Predictor::previous, Predictor::popular, Predictor::attention,
+                                           Predictor::control};
 inline constexpr size_t kPredictors = kAllPredictors.size();
 const char* name(Predictor p);
 // How many layers ahead of the choice it guesses; 0: it does not look at a hidden state of an earlier layer.

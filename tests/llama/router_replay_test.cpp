@@ -470,6 +470,27 @@ TEST_F(Book, WhatDoesNotIsTappedFromTheNextGraphOn) {
     EXPECT_TRUE(book_.why(1).empty());
 }
 
+TEST_F(Book, StatesBeforeAttentionAreKeptForWhoWantsThem) {
+    ggml_tensor* state = weight("attn_norm-3", 8, 1);
+    static_cast<float*>(state->data)[0] = 4;
+    EXPECT_FALSE(book_.is_tapped(state));
+    EXPECT_EQ(book_.before_attention(3), nullptr);
+    book_.keep_states();
+    EXPECT_TRUE(book_.has_taps());
+    EXPECT_TRUE(book_.is_tapped(state));
+    EXPECT_FALSE(book_.is_tapped(weight("attn_norm-3", 8, 2))) << "of several tokens";
+    EXPECT_FALSE(book_.is_tapped(weight("attn_normed-3", 8, 1)));
+    book_.tapped(state);
+    ASSERT_NE(book_.before_attention(3), nullptr);
+    EXPECT_EQ(book_.before_attention(3)->numbers[0], 4);
+    EXPECT_EQ(book_.before_attention(2), nullptr);
+    EXPECT_EQ(book_.before_attention(-1), nullptr);
+    book_.begin_graph();
+    EXPECT_EQ(book_.before_attention(3), nullptr) << "it was another graph's";
+    book_.tapped(weight("attn_norm-999999", 8, 1));
+    EXPECT_EQ(book_.before_attention(999999), nullptr);
+}
+
 TEST_F(Book, TwoBlocksBehindOneProductShareItsInput) {
     ggml_tensor* gate = weight("blk.0.ffn_gate_inp.weight", 8, 4);
     const BlockGraph first = block(gate, true, 5);

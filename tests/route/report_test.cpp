@@ -45,7 +45,7 @@ TEST(PredictReport, SaysWhatWasCounted) {
     EXPECT_TRUE(has(lines, "stale gate 1 routings/2 slots")) << joined(lines);
     EXPECT_TRUE(has(lines, "could not rank 1 routings: 1 of the first layer, 0 of the first token")) << joined(lines);
     EXPECT_TRUE(has(lines,
-                    "of 1 experts that had to be read: stale gate names 100.0 %, 100.0 % in time; of 2 reads 50.0 % "
+                    "of what had to be read: stale gate names 100.0 % of 1, 100.0 % in time; of 2 reads 50.0 % "
                     "would have been of use"))
         << joined(lines);
     EXPECT_TRUE(has(lines, "stale gate 2.5 us")) << joined(lines);
