@@ -706,17 +706,31 @@ void show_cache(Stats& stats, const Stats& cache) {
     stats.experts_resident = cache.experts_resident;
 }
 
+std::vector<int> layers_of(const ModelState& model) {
+    std::vector<int> layers;
+    for (const model::ExpertSet& set : model.geometry().sets) layers.push_back(set.layer);
+    return layers;
+}
+
+// The runtime's lock is held.
+void record_scores(ModelState& model) {
+    const exec::ModelRuntime& runtime = model.runtime();
+    trace::Recorder* r = recorder();
+    if (r == nullptr || runtime.number < 0 || !runtime.scores) return;
+    r->guesses(static_cast<size_t>(runtime.number), route::report_json(*runtime.scores, layers_of(model)));
+}
+
 void say_scores(ModelState& model) {
     exec::ModelRuntime& runtime = model.runtime();
     const std::lock_guard<std::mutex> lock(runtime.mutex);
     if (!runtime.scores) return;
-    std::vector<int> layers;
-    for (const model::ExpertSet& set : model.geometry().sets) layers.push_back(set.layer);
+    const std::vector<int> layers = layers_of(model);
     const auto lines = route::report_lines(*runtime.scores, layers);
     // It was asked for, however quiet the rest is to be.
     if (lines.empty())
         log_line(LogLevel::info, "moe-predict: nothing was generated token by token, so nothing was guessed");
     for (const std::string& line : lines) log_line(LogLevel::info, line);
+    record_scores(model);
 }
 
 // The stock tools free their model before they return; what it did is still asked for then.
@@ -829,12 +843,9 @@ std::optional<Predictions> predictions() {
         exec::ModelRuntime& runtime = model->runtime();
         const std::lock_guard<std::mutex> lock(runtime.mutex);
         if (!runtime.scores) continue;
-        Predictions p{.scores = *runtime.scores, .layers = {}, .read = 0, .busy = 0};
+        Predictions p{.scores = *runtime.scores, .layers = layers_of(*model), .read = 0, .busy = 0};
         double bytes = 0;
-        for (const model::ExpertSet& set : model->geometry().sets) {
-            p.layers.push_back(set.layer);
-            bytes += static_cast<double>(set.record_bytes());
-        }
+        for (const model::ExpertSet& set : model->geometry().sets) bytes += static_cast<double>(set.record_bytes());
         if (runtime.fetcher != nullptr) {
             const double speed = runtime.fetcher->bandwidth();
             if (speed > 0 && !p.layers.empty()) p.read = bytes / static_cast<double>(p.layers.size()) / speed;
@@ -861,6 +872,14 @@ void finish_rows() {
         } else if (c->thread.load() == std::this_thread::get_id()) {
             finish_row(*c);
         }
+    }
+}
+
+// A model that computes right now, in another thread, is left out: nobody waits for it when the process ends.
+void record_guesses() {
+    for (const auto& model : live_models()) {
+        const std::unique_lock<std::mutex> lock(model->runtime().mutex, std::try_to_lock);
+        if (lock.owns_lock()) record_scores(*model);
     }
 }
 

@@ -24,6 +24,8 @@ bool models_are_loaded();
 // The record is about to end: a graph that is over, but whose results nobody has asked for, becomes a row now. For the
 // thread that ends the process, or that runs the contexts.
 void finish_rows();
+// And what models that are still loaded have guessed goes into it.
+void record_guesses();
 
 // What requests hold of all models that are loaded. Between two requests leases belong to reads that were given up and
 // have not come yet: never more leases than reads.

@@ -320,6 +320,7 @@ void end_recording(trace::Ending ending) {
     trace::Recorder* r = recorder();
     if (r == nullptr) return;
     finish_rows();
+    record_guesses();
     r->end(std::move(ending));
 }
 

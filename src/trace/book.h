@@ -29,10 +29,11 @@ struct Ending {
 };
 
 struct Book {
-    Json header;               // "kind": "run"
-    std::vector<Json> models;  // "kind": "model", by number
-    std::vector<Json> caches;  // "kind": "cache", one whenever a cache was made or changed its size
-    Json load;                 // "kind": "load"; null where nobody loaded anything
+    Json header;                // "kind": "run"
+    std::vector<Json> models;   // "kind": "model", by number
+    std::vector<Json> caches;   // "kind": "cache", one whenever a cache was made or changed its size
+    std::vector<Json> guesses;  // "kind": "predict", one for each model that guessed
+    Json load;                  // "kind": "load"; null where nobody loaded anything
     std::array<Totals, 2> phases;
     std::vector<ExpertUse> experts;  // by model
     // What sampled counts grew by between the last sample and the end of the run; in the totals of `rest_phase`, which
@@ -54,6 +55,7 @@ class Sink {
     virtual Status begin(const Book&) { return {}; }
     virtual Status model(const Book&, size_t /*number*/) { return {}; }
     virtual Status cache(const Book&, const Json& /*cache*/) { return {}; }
+    virtual Status guesses(const Book&, const Json& /*guesses*/) { return {}; }
     virtual Status load(const Book&) { return {}; }
     // `text`: what came out with this row, valid UTF-8; empty where nobody saw the text. The totals include the row.
     virtual Status row(const Book&, const Row&, std::string_view /*text*/) { return {}; }

@@ -90,6 +90,7 @@ class RecordSink final : public Sink {
     Status begin(const Book& book) override { return line(book.header); }
     Status model(const Book& book, size_t number) override { return line(book.models[number]); }
     Status cache(const Book&, const Json& cache) override { return line(cache); }
+    Status guesses(const Book&, const Json& guesses) override { return line(guesses); }
     Status load(const Book& book) override { return line(book.load); }
     Status row(const Book&, const Row& row, std::string_view) override {
         buffer_.clear();
@@ -230,6 +231,10 @@ Status take_line(Record& record, const Json& j, size_t number) {
         book.models.push_back(j);
     } else if (kind == "cache") {
         book.caches.push_back(j);
+    } else if (kind == "predict") {
+        if (book.guesses.size() >= kMaxModels)
+            return error(Code::unsupported, "guesses of more than {} models", kMaxModels);
+        book.guesses.push_back(j);
     } else if (kind == "load") {
         book.load = j;
     } else if (kind == "latency") {
@@ -408,6 +413,10 @@ Status replay(const Record& record, Sink& sink) {
     for (const Row& row : record.rows) {
         book.phases[static_cast<size_t>(row.phase.value())].add(row);
         if (Status s = sink.row(book, row, ""); !s.ok()) return s;
+    }
+    for (const Json& g : whole.guesses) {
+        book.guesses.push_back(g);
+        if (Status s = sink.guesses(book, g); !s.ok()) return s;
     }
     book = whole;
     return sink.end(book);

@@ -93,6 +93,15 @@ void Recorder::keep_cache(size_t model, const Json& line) {
     book_.caches.push_back(line);
 }
 
+void Recorder::guesses(size_t model, Json scores) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (ended_) return;
+    open();
+    Json j = {{"kind", "predict"}, {"model", model}, {"predictors", std::move(scores)}};
+    book_.guesses.push_back(j);
+    each_of(sinks_, [&](Sink& s) { return s.guesses(book_, j); });
+}
+
 void Recorder::load(Nanos duration, uint64_t dense_bytes, Json host) {
     const std::lock_guard<std::mutex> lock(mutex_);
     open();

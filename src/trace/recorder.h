@@ -51,6 +51,8 @@ class Recorder {
     // `shape`: experts of each set. Returns the model's number.
     size_t model(Json info, const std::vector<uint32_t>& shape);
     void cache(size_t model, uint64_t bytes, uint64_t slots, uint64_t records, const std::string& why);
+    // How good a model's guesses of its routers' choices were; `scores` by predictor.
+    void guesses(size_t model, Json scores);
     // The model is loaded and its context there. `host`: the settings of the program that runs it.
     void load(Nanos duration, uint64_t dense_bytes, Json host);
 

@@ -15,8 +15,9 @@ def run(arguments, record, extra, environment=None):
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **(environment or {})})
     assert done.returncode == 0, done.stderr
     with open(record, encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    return done.stdout, done.stderr, [r for r in rows if r.get("kind") == "row"]
+        everything = [json.loads(line) for line in lines]
+    of = lambda kind: [r for r in everything if r.get("kind", "run") == kind]
+    return done.stdout, done.stderr, of("row"), of("predict")
 
 
 def main():
@@ -26,10 +27,10 @@ def main():
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         record = os.path.join(directory, "r.jsonl")
-        plain, said, rows = run(arguments, record, [])
-        assert "moe-predict" not in said, said
-        probed, said, probed_rows = run(arguments, record, ["--predict-log"])
-        quiet, quiet_said, _ = run(arguments, record, ["--sluice-log", "error"], {"SLUICE_PREDICT_LOG": "1"})
+        plain, said, rows, guesses = run(arguments, record, [])
+        assert "moe-predict" not in said and not guesses, said
+        probed, said, probed_rows, guesses = run(arguments, record, ["--predict-log"])
+        quiet, quiet_said, _, _ = run(arguments, record, ["--sluice-log", "error"], {"SLUICE_PREDICT_LOG": "1"})
 
     assert probed == plain and quiet == plain, (plain, probed, quiet)
     assert rows and len(rows) == len(probed_rows)
@@ -49,6 +50,10 @@ def main():
     assert unknown == 0 and first_layer > 0 and first_token > 0, said
     table = re.findall(r"^sluice: +(\d+) +(\S+) +(\S+) +(\S+) +(\d+)$", said, re.M)
     assert len(table) > 1 and table[0][0] == "0" and table[0][1] == "-", said
+    assert len(guesses) == 1 and guesses[0]["model"] == 0, guesses
+    stale, own = guesses[0]["predictors"]["stale gate"], guesses[0]["predictors"]["control"]
+    assert stale["routings"] == routings and stale["slots"] == slots and own["routings"] == control
+    assert own["overlap"] == 1 and 0 < stale["overlap"] <= 1 and len(stale["layers"]) == len(table)
     assert all(row[1] != "-" for row in table[1:]) and all(row[3] == "100.0" for row in table), said
     return 0
 

@@ -44,6 +44,7 @@ Record random_record(uint64_t seed, size_t rows) {
     r.book.models.push_back({{"kind", "model"}, {"name", "m"}});
     r.book.load = {{"kind", "load"}, {"load_ns", 5}};
     r.book.caches.push_back({{"kind", "cache"}, {"bytes", 7}});
+    r.book.guesses.push_back({{"kind", "predict"}, {"model", 0}, {"predictors", {{"control", {{"overlap", 1.0}}}}}});
     for (size_t i = 0; i < rows; ++i) {
         const auto phase = static_cast<int64_t>(i > rows / 3);
         r.rows.push_back(random_row(random, phase));
@@ -74,6 +75,7 @@ void expect_same(const Record& a, const Record& b) {
     EXPECT_EQ(a.book.header, b.book.header);
     EXPECT_EQ(a.book.models, b.book.models);
     EXPECT_EQ(a.book.caches, b.book.caches);
+    EXPECT_EQ(a.book.guesses, b.book.guesses);
     EXPECT_EQ(a.book.load, b.book.load);
     ASSERT_EQ(a.rows.size(), b.rows.size());
     for (size_t i = 0; i < a.rows.size(); ++i) EXPECT_TRUE(same(a.rows[i], b.rows[i])) << i;
