@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
+#include <utility>
 
 namespace sluice::cache {
 namespace {
@@ -13,6 +14,8 @@ constexpr double kForgotten = 1e-30;
 constexpr double kLeastChance = 1e-6;
 // Longest wait that a hint can speak of.
 constexpr uint32_t kFar = 1U << 20U;
+// Less than any other key: who is retained goes after all who are not.
+constexpr double kRetained = -1e6;
 
 // Whether a set's turn counts.
 bool has_turns(Policy policy) {
@@ -64,6 +67,8 @@ Order::Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> 
     visits_.assign(n_sets, 0);
     tokens_.assign(n_sets, 0);
     prompt_.assign(n_sets, 0);
+    keeps_.assign(n_sets, 0);
+    decided_.assign(n_sets, 0);
     short_.assign(n, 0);
     long_.assign(n, 0);
     key_.assign(n, 0);
@@ -71,6 +76,7 @@ Order::Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> 
     used_in_.assign(n, kNever);
     due_.assign(n, kNever);
     idle_.assign(n, 0);
+    kept_until_.assign(n, 0);
     uses_.assign(n, 0);
     token_uses_.assign(n, 0);
     place_.assign(n, kNowhere);
@@ -81,7 +87,12 @@ void Order::visit(uint32_t set, uint32_t tokens, bool prompt) {
     now_ = set;
     ++visits_[set];
     prompt_[set] = prompt ? 1 : 0;
-    if (policy_ == Policy::lru) return;
+    decided_[set] = 0;
+    if (policy_ == Policy::lru) {
+        if (std::exchange(keeps_[set], 0) != 0) end_retention(set);
+        return;
+    }
+    keeps_[set] = 0;  // keys are made anew below
     tokens_[set] += tokens;
     const double short_keep = tokens == 1 ? short_keep_ : std::pow(short_keep_, tokens);
     const double long_keep = tokens == 1 ? long_keep_ : std::pow(long_keep_, tokens);
@@ -123,17 +134,31 @@ void Order::expect(RecordId record, double chance, double trust) {
 
 void Order::hint(RecordId record, uint32_t visits) {
     due_[record] = visits_[set_of_[record]] + 1 + std::min(visits, kFar);
-    rekey(record);
+    if (policy_ == Policy::hinted) rekey(record);
 }
 
 void Order::hint_idle(RecordId record, uint32_t visits) {
     due_[record] = kNever;
     idle_[record] = visits_[set_of_[record]] + std::min(visits, kFar);
+    if (policy_ == Policy::hinted) rekey(record);
+}
+
+void Order::retain(RecordId record) {
+    const uint32_t set = set_of_[record];
+    kept_until_[record] = visits_[set] + 1;
+    keeps_[set] = 1;
     rekey(record);
 }
 
+// Where a visit changes no other keys.
+void Order::end_retention(uint32_t set) {
+    for (RecordId r = set_begin_[set]; r < set_begin_[set + 1]; ++r) {
+        if (kept_until_[r] == visits_[set]) rekey(r);
+    }
+}
+
 void Order::rekey(RecordId record) {
-    if (policy_ != Policy::hinted || place_[record] == kNowhere) return;
+    if (place_[record] == kNowhere) return;
     Group& group = groups_[group_of(record)];
     const uint32_t place = place_[record];
     key_[record] = key(record);
@@ -147,6 +172,7 @@ void Order::rekey(RecordId record) {
 // The greater, the sooner the record goes. In visits, for those policies that reckon with the turn of layers.
 double Order::key(RecordId record) const {
     const uint64_t now = visits_[set_of_[record]];
+    if (kept_until_[record] > now) return kRetained;
     const auto since = static_cast<double>(used_in_[record] == kNever ? now + 1 : now - used_in_[record] + 1);
     switch (policy_) {
         case Policy::lru:
@@ -173,7 +199,7 @@ double Order::key(RecordId record) const {
 double Order::turn(uint32_t set) const {
     if (!has_turns(policy_)) return 0;
     const auto n = static_cast<uint32_t>(visits_.size());
-    const uint32_t ahead = set > now_ ? set - now_ : set + n - now_;
+    const uint32_t ahead = (set > now_ ? set - now_ : set + n - now_) + (decided_[set] != 0 ? n : 0);
     const double part = static_cast<double>(ahead) / n;
     return policy_ == Policy::stall ? tuning_.phase * part / cost_[set] : tuning_.phase * part;
 }

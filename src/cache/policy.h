@@ -90,6 +90,11 @@ class Order {
     void hint(RecordId record, uint32_t visits);
     // The same where only so much is known, that the next so many visits do not use it.
     void hint_idle(RecordId record, uint32_t visits);
+    // Every policy: somebody expects the record in its set's next visit. Until that begins it goes after all others.
+    void retain(RecordId record);
+    // What the set's next visit uses is known, and is retained: the others have their turn in the visit after that.
+    void decide(uint32_t set) { decided_[set] = 1; }
+    [[nodiscard]] bool retained(RecordId record) const { return kept_until_[record] > visits_[set_of_[record]]; }
 
     // The chance of a use in the next visit as `reuse` sees it, and a value to begin with: as if the record had had
     // that chance for as long as the long sum remembers, weighed by `trust` in [0, 1].
@@ -124,6 +129,7 @@ class Order {
         return key_[a] != key_[b] ? key_[a] > key_[b] : released_[a] < released_[b];
     }
     void rekey(RecordId record);
+    void end_retention(uint32_t set);
     void put(Group& group, uint32_t place, RecordId record);
     void rise(Group& group, uint32_t place, RecordId record);
     void sink(Group& group, uint32_t place, RecordId record);
@@ -144,16 +150,19 @@ class Order {
     std::vector<uint64_t> visits_;  // by set
     std::vector<uint64_t> tokens_;  // by set
     std::vector<uint8_t> prompt_;   // by set: its present visit is one of a prompt
+    std::vector<uint8_t> decided_;  // by set: what its next visit uses is known
+    std::vector<uint8_t> keeps_;    // by set: records of it were retained for its next visit
     uint32_t now_ = 0;              // set visited last
     uint64_t releases_ = 0;
 
     // By record.
     std::vector<double> short_, long_;
-    std::vector<double> key_;         // among those who may go: the greatest goes first
-    std::vector<uint64_t> released_;  // number of its last release
-    std::vector<uint64_t> used_in_;   // visit of its set
-    std::vector<uint64_t> due_;       // visit of its set in which it is expected
-    std::vector<uint64_t> idle_;      // it is not expected until after this one
+    std::vector<double> key_;           // among those who may go: the greatest goes first
+    std::vector<uint64_t> released_;    // number of its last release
+    std::vector<uint64_t> used_in_;     // visit of its set
+    std::vector<uint64_t> due_;         // visit of its set in which it is expected
+    std::vector<uint64_t> idle_;        // it is not expected until after this one
+    std::vector<uint64_t> kept_until_;  // visit of its set that ends its retention
     std::vector<uint64_t> token_uses_;
     std::vector<uint32_t> uses_;   // ever, or since it came
     std::vector<uint32_t> place_;  // in its group's heap

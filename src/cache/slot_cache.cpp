@@ -218,6 +218,15 @@ bool SlotCache::wants_higher_cap(RecordId record) const {
     return cls.complete ? !slots_[home_[record]].touched : cls.empty.head == kNoSlot;
 }
 
+bool SlotCache::costs_retained(RecordId record) const {
+    const uint32_t c = class_of_record_[record];
+    const Class& cls = classes_[c];
+    if (slot_of_[record] != kNoSlot || cls.touched < cls.cap || cls.empty.head != kNoSlot ||
+        cls.guests.head != kNoSlot || order_.n(c) == 0)
+        return false;
+    return order_.retained(order_.first(c));
+}
+
 // An empty slot for the record, or one that is emptied for it. kNoSlot if there is none.
 SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
     const bool may_touch = cls.touched < cls.cap;

@@ -81,6 +81,14 @@ class SlotCache {
     SlotId lease(RecordId record, Seat seat = Seat::member);
     // A guest, leased or not, becomes a member. Of others nothing changes.
     void keep(RecordId record);
+    // The record, if it is there, is expected in its set's next visit: until that begins it goes after all others.
+    // Also for one that is yet to come.
+    void retain(RecordId record) {
+        keep(record);
+        order_.retain(record);
+    }
+    // Whether a lease for this record as a member would push out one that is retained.
+    [[nodiscard]] bool costs_retained(RecordId record) const;
     // So many records of the class could be leased as guests now, besides those that are there.
     [[nodiscard]] uint32_t guest_room(uint32_t c) const;
     [[nodiscard]] uint32_t guest_limit(uint32_t c) const;

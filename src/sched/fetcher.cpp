@@ -25,6 +25,8 @@ void Fetcher::enter(uint32_t set, trace::Phase phase) {
     ahead_ = kNoSet;
     slots_->follow_share();
     if (scheduler_->admission().layer()) log(LogLevel::info, "predictions are read again");
+    const uint32_t expected = set_ == kNoSet ? 0 : set_ + 1;
+    if (phase != trace::Phase::decode || set != expected) scheduler_->drop_committed();
     if (phase != trace::Phase::decode) {
         set_ = kNoSet;
         scheduler_->expect_exact(Admission::kNoGap);
@@ -41,6 +43,54 @@ void Fetcher::enter(uint32_t set, trace::Phase phase) {
     entered_ = now;
     waited_ = waited;
     scheduler_->expect_exact(layers.expected(set, next(set), now).value_or(Admission::kNoGap));
+}
+
+// The next set asks as much later as this one has waited.
+void Fetcher::expect_next() {
+    if (set_ == kNoSet) return;
+    const auto takes = scheduler_->layers().typical(set_);
+    if (takes) scheduler_->expect_exact(entered_ + *takes + scheduler_->counters().wait - waited_);
+}
+
+// When the set will ask for its experts: what this one still has to wait for comes on top of the layers' own time.
+std::optional<Nanos> Fetcher::due(uint32_t set) const {
+    const auto at = scheduler_->layers().expected(set_, set, entered_);
+    if (!at) return std::nullopt;
+    const double speed = bandwidth();
+    const double pending = speed > 0 ? static_cast<double>(scheduler_->exact_pending()) / speed : 0;
+    return *at + scheduler_->counters().wait - waited_ + static_cast<Nanos>(pending);
+}
+
+uint32_t Fetcher::foresee(std::span<const Foreseen> records) {
+    if (records.empty() || set_ == kNoSet) return 0;
+    const uint32_t set = slots_->store().set_of(records[0].record);
+    const auto at = due(set);
+    const uint32_t next = set_ + 1 == scheduler_->layers().n_sets() ? 0 : set_ + 1;
+    Scheduler::Hint hint;
+    hint.cls = set == next ? Class::near : Class::speculative;
+    hint.layer = slots_->store().geometry().sets[set].layer;
+    hint.deadline = at.value_or(kNoDeadline);
+    uint32_t hinted = 0;
+    for (const Foreseen& f : records) {
+        slots_->cache().retain(f.record);
+        if (!at || slots_->resident(f.record)) continue;
+        hint.confidence = f.confidence;
+        hinted += scheduler_->hint(f.record, hint) ? 1 : 0;
+    }
+    return hinted;
+}
+
+uint32_t Fetcher::commit(std::span<const Foreseen> records) {
+    if (records.empty() || set_ == kNoSet) return 0;
+    const uint32_t set = slots_->store().set_of(records[0].record);
+    const Nanos at = due(set).value_or(kNoDeadline);
+    slots_->cache().order().decide(set);
+    uint32_t asked = 0;
+    for (const Foreseen& f : records) {
+        slots_->cache().retain(f.record);
+        if (!slots_->resident(f.record)) asked += scheduler_->commit(f.record, at) ? 1 : 0;
+    }
+    return asked;
 }
 
 Fetcher::Missing Fetcher::missing(uint32_t set) const {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -54,6 +55,18 @@ class Fetcher {
     };
     [[nodiscard]] Missing missing(uint32_t set) const;
 
+    // In decode, after what the entered set needs was asked for: these records of another set, most likely first, may
+    // be wanted when that is entered next. Who is there keeps its slot until then; the others are read while the drive
+    // has nothing else to do, whole or not at all, and keep their slots likewise. Nobody waits for them. Returns how
+    // many are to be read: none while the layers' pace is not known.
+    struct Foreseen {
+        RecordId record = kNoRecord;
+        float confidence = 0;
+    };
+    uint32_t foresee(std::span<const Foreseen> records);
+    // The same for records that the set is sure to choose: they are read whatever the pace, and not as a guess.
+    uint32_t commit(std::span<const Foreseen> records);
+
     // Leases as many of `records` as there is room for, residents first so that they are not evicted for the others;
     // reorders `records` so that the leased ones come first. Returns how many; none only while others hold all slots:
     // leases of somebody else, or reads that nobody waits for but that are at the device (wait_for_any, then again).
@@ -75,7 +88,12 @@ class Fetcher {
     Status wait_some(Batch& batch, trace::Pass* pass = nullptr, Stop stop = {}) {
         return scheduler_->wait_some(batch, pass, stop);
     }
-    void look(trace::Pass* pass = nullptr) { scheduler_->pump(pass); }
+    void look(trace::Pass* pass = nullptr) {
+        if (scheduler_->hinted()) expect_next();
+        scheduler_->pump(pass);
+    }
+    // What has ended by now is there from now on; the device is given nothing.
+    void settle(trace::Pass* pass = nullptr) { scheduler_->settle(pass); }
     // Until any read ends, whoever wanted it; its slot may be free then. False if none is on its way, or stopped.
     bool wait_for_any(trace::Pass* pass = nullptr, Stop stop = {}) { return scheduler_->wait_for_any(pass, stop); }
     void give_up(Batch& batch) { scheduler_->abandon(batch); }
@@ -124,6 +142,8 @@ class Fetcher {
           scheduler_(std::make_unique<Scheduler>(*slots_, engine, clock, std::move(reads))) {}
 
     std::unique_ptr<Slots> slots_;  // outlives the scheduler
+    void expect_next();
+    [[nodiscard]] std::optional<Nanos> due(uint32_t set) const;
     [[nodiscard]] Scheduler::Wish wish_of(RecordId record, const trace::Pass* pass) const;
 
     static constexpr uint32_t kNoSet = UINT32_MAX;

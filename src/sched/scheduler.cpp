@@ -195,6 +195,8 @@ void Scheduler::finish(Index i, TicketState state, const Status& status) {
 bool Scheduler::take_lease(Ticket& t, cache::Seat seat) {
     if (t.holds_lease) return true;
     slots_.make_room(t.record);
+    // What comes before anybody asks pushes out nothing that is expected, too.
+    if ((is_guess(t.cls) || t.cls == Class::committed) && slots_.cache().costs_retained(t.record)) return false;
     t.slot = slots_.cache().lease(t.record, seat);
     if (t.slot == cache::kNoSlot) return false;
     t.slot_generation = slots_.cache().generation(t.slot);
@@ -210,7 +212,7 @@ void Scheduler::used(RecordId record, ComponentMask which) {
          left &= static_cast<ComponentMask>(left - 1)) {
         const auto component = static_cast<uint32_t>(std::countr_zero(left));
         const bool useful = slots_.ready(record, component);
-        if (!useful) counters_.rejected_bytes += slots_.store().extent(record, component).bytes;
+        (useful ? counters_.used_bytes : counters_.rejected_bytes) += slots_.store().extent(record, component).bytes;
         judge(useful);
     }
     predicted_unused_[record] &= static_cast<ComponentMask>(~which);
@@ -245,11 +247,13 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
         }
         if (is_guess(t.cls)) {
             ++counters_.promotions;
-            t.promoted = true;
+            // Of what was never begun, nothing came of the prediction.
+            t.predicted = t.promoted = t.asked > 0;
             if (whole) ++counters_.late_promotions;
             admission_.promoted(t.asked - t.arrived);
             judge(true);
         }
+        if (t.asked > 0) counters_.used_bytes += t.cls == Class::ahead ? 0 : t.bytes;
         dequeue(i);
         t.cls = wish.cls;
         t.deadline = deadline;
@@ -336,26 +340,63 @@ bool Scheduler::hint(RecordId record, const Hint& hint) {
     assert(!is_exact(hint.cls));
     ++counters_.hints;
     const Nanos now = clock_.now();
-    bool all = true;
-    for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(record)); ++c) {
-        if (slots_.ready(record, c) || by_key_[key(record, c)] != kNone) continue;
+    const ComponentMask missing = absent(record);
+    const uint32_t n = slots_.store().n_components(slots_.store().set_of(record));
+    const auto wanted = static_cast<uint32_t>(std::popcount(missing));
+    if (hints() + wanted > options_.max_hints || free_tickets_.size() < wanted) {
+        counters_.dropped_full += wanted;
+        return false;
+    }
+    for (uint32_t c = 0; c < n; ++c) {
+        if ((missing & cache::component_bit(c)) == 0) continue;
         used(record, cache::component_bit(c));  // an earlier prediction of it was evicted
-        const Index i = hints() < options_.max_hints ? make_ticket(record, c, now) : kNone;
-        if (i == kNone) {
-            ++counters_.dropped_full;
-            all = false;
-            continue;
-        }
-        Ticket& t = tickets_[i];
+        Ticket& t = tickets_[make_ticket(record, c, now)];
         t.cls = hint.cls;
         t.predicted = true;
         t.owner = hint.owner;
         t.layer = hint.layer;
         t.confidence = hint.confidence;
         t.deadline = hint.deadline;
+        enqueue(static_cast<Index>(&t - tickets_.data()));
+    }
+    return true;
+}
+
+// Components that are neither there nor on their way.
+ComponentMask Scheduler::absent(RecordId record) const {
+    ComponentMask missing = 0;
+    for (uint32_t c = 0; c < slots_.store().n_components(slots_.store().set_of(record)); ++c) {
+        if (!slots_.ready(record, c) && by_key_[key(record, c)] == kNone) missing |= cache::component_bit(c);
+    }
+    return missing;
+}
+
+bool Scheduler::commit(RecordId record, Nanos deadline) {
+    const Nanos now = clock_.now();
+    const ComponentMask missing = absent(record);
+    if (free_tickets_.size() < static_cast<uint32_t>(std::popcount(missing))) return false;
+    const uint32_t set = slots_.store().set_of(record);
+    for (uint32_t c = 0; c < slots_.store().n_components(set); ++c) {
+        if ((missing & cache::component_bit(c)) == 0) continue;
+        used(record, cache::component_bit(c));  // an earlier prediction of it was evicted
+        const Index i = make_ticket(record, c, now);
+        Ticket& t = tickets_[i];
+        t.cls = Class::committed;
+        t.layer = slots_.store().geometry().sets[set].layer;
+        t.deadline = deadline;
         enqueue(i);
     }
-    return all;
+    return true;
+}
+
+uint64_t Scheduler::exact_pending() const {
+    uint64_t bytes = 0;
+    for (const Piece& p : pieces_) bytes += p.ticket != kNone && !p.speculative ? p.length : 0;
+    for (const Class cls : {Class::page, Class::exact}) {
+        for (Index i = queues_[place_of(cls)].head; i != kNone; i = tickets_[i].next)
+            bytes += tickets_[i].physical - tickets_[i].asked;
+    }
+    return bytes;
 }
 
 void Scheduler::read_ahead(std::span<const RecordId> records) {
@@ -380,8 +421,8 @@ void Scheduler::read_ahead(std::span<const RecordId> records) {
     submit();
 }
 
-void Scheduler::drop_ahead() {
-    Queue& q = queues_[place_of(Class::ahead)];
+void Scheduler::drop_queue(Class cls) {
+    Queue& q = queues_[place_of(cls)];
     while (q.head != kNone) {
         ++counters_.cancelled;
         finish(q.head, TicketState::cancelled, {});
@@ -511,10 +552,11 @@ void Scheduler::prepare_exact() {
 
 // Beside exact reads they would take their part of the bandwidth for as long as those last.
 void Scheduler::prepare_ahead() {
-    Queue& q = queues_[place_of(Class::ahead)];
-    if (q.head == kNone) return;
+    if (!sure_queued()) return;
     const Nanos now = clock_.now();
-    while (q.head != kNone && ahead_pieces_ < options_.max_ahead) {
+    while (sure_queued() && ahead_pieces_ < options_.max_ahead) {
+        const Class cls = queues_[place_of(Class::committed)].head != kNone ? Class::committed : Class::ahead;
+        Queue& q = queues_[place_of(cls)];
         const size_t outstanding = at_device_ + batch_.size();
         if (exact_queued() || outstanding > speculative_pieces_ + ahead_pieces_) return;
         const Index i = q.head;
@@ -522,7 +564,7 @@ void Scheduler::prepare_ahead() {
         choose_holder(t);
         // Exact reads never wait for a buffer that these hold.
         if (needs_staging(t) && slots_.free_staging() <= Slots::kStagingBuffers / 2) return;
-        if (!take_lease(t, cache::Seat::guest)) {
+        if (!take_lease(t, cls == Class::ahead ? cache::Seat::guest : cache::Seat::member)) {
             ++counters_.dropped_no_slot;
             finish(i, TicketState::cancelled, {});
             continue;
@@ -537,7 +579,7 @@ void Scheduler::prepare_ahead() {
 }
 
 void Scheduler::prepare_speculative() {
-    if (hints() == 0 || queues_[place_of(Class::ahead)].head != kNone) return;
+    if (hints() == 0 || sure_queued()) return;
     const Nanos now = clock_.now();
     for (const Class cls : {Class::near, Class::speculative, Class::warming}) {
         Queue& q = queues_[place_of(cls)];
@@ -594,7 +636,8 @@ void Scheduler::note_read(const Ticket& t, const Piece& piece, const io::Complet
                           trace::Pass& pass) const {
     if (done.error == 0) pass.latency.add(now - piece.issued);
     if (!pass.wants.reads && !pass.capturing) return;
-    static constexpr const char* kNames[kClasses] = {"page", "exact", "ahead", "near", "speculative", "warming"};
+    static constexpr const char* kNames[kClasses] = {"page", "exact",       "committed", "ahead",
+                                                     "near", "speculative", "warming"};
     const store::RecordStore& store = slots_.store();
     const model::ExpertSet& set = store.geometry().sets[store.set_of(t.record)];
     const store::Extent e = store.extent(t.record, t.component, piece.holder);
@@ -679,7 +722,7 @@ void Scheduler::publish(Index i, trace::Pass* pass) {
         counters_.convert += clock_.now() - t0;
     }
     (t.predicted ? counters_.predicted_bytes : counters_.exact_bytes) += t.bytes;
-    if (is_guess(t.cls)) predicted_unused_[t.record] |= cache::component_bit(t.component);
+    if (is_guess(t.cls) || t.cls == Class::committed) predicted_unused_[t.record] |= cache::component_bit(t.component);
     if (t.promoted && t.deadline != kNoDeadline && clock_.now() > t.deadline) ++counters_.late;
     if (t.first_error != 0 && t.first_holder != t.holder) note_rescue(t);
     cache.mark_ready(t.slot, cache::component_bit(t.component));
@@ -771,9 +814,13 @@ void Scheduler::handle(std::span<const io::Completion> done, trace::Pass* pass) 
     for (const io::Completion& d : done) piece_done(d, now, pass);
 }
 
-void Scheduler::pump(trace::Pass* pass) {
+void Scheduler::settle(trace::Pass* pass) {
     std::array<io::Completion, kPieces> done;
     handle(std::span(done).first(engine_.poll(done)), pass);
+}
+
+void Scheduler::pump(trace::Pass* pass) {
+    settle(pass);
     prepare_exact();
     prepare_ahead();
     prepare_speculative();

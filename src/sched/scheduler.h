@@ -50,8 +50,9 @@ struct SchedCounters {
     uint64_t failures = 0;
     uint64_t verified_bytes = 0;
     Nanos verify = 0;
-    uint64_t late = 0;                  // predictions that became exact and came after their deadline
-    uint64_t rejected_bytes = 0;        // predicted bytes that went unused
+    uint64_t late = 0;            // predictions that became exact and came after their deadline
+    uint64_t rejected_bytes = 0;  // predicted bytes that went unused
+    uint64_t used_bytes = 0;      // predicted or committed bytes that were wanted when they had come, or on their way
     std::array<uint64_t, 8> refused{};  // pieces of speculation held back, by Refusal
 };
 
@@ -124,7 +125,8 @@ class Scheduler {
         float confidence = 0;
         Nanos deadline = kNoDeadline;
     };
-    // A record may be wanted soon. False if the queues are full. What is resident or on its way is left alone.
+    // A record may be wanted soon. Whole or not at all: false if the queues have no room for all of it. What is
+    // resident or on its way is left alone.
     bool hint(RecordId record, const Hint& hint);
     // The record is wanted, and has a slot: what of it came for a prediction came for a good one.
     void wanted(RecordId record) {
@@ -136,11 +138,23 @@ class Scheduler {
     // alone.
     void read_ahead(std::span<const RecordId> records);
     // Those not yet given to the device, and not wanted by now, are not read.
-    void drop_ahead();
+    void drop_ahead() { drop_queue(Class::ahead); }
+    // A layer that comes soon is sure to choose the record: it is read as read_ahead() reads, but before that, as a
+    // member of the cache, and in the order of deadlines. It pushes out nothing that is retained; then it is left to
+    // who wants it. Whole or not at all. False if there is no room in the queue.
+    bool commit(RecordId record, Nanos deadline);
+    // Of a pass that was given up.
+    void drop_committed() { drop_queue(Class::committed); }
     // When the next exact wishes are expected; speculation only runs until then. From the layer clock, usually.
     void expect_exact(Nanos at) { gap_end_ = at; }
 
-    // Handles what has ended and gives the device more, without waiting.
+    // Bytes of exact reads that have not come yet.
+    [[nodiscard]] uint64_t exact_pending() const;
+    [[nodiscard]] bool hinted() const { return hints() > 0; }
+
+    // Handles what has ended, without waiting.
+    void settle(trace::Pass* pass = nullptr);
+    // The same, and gives the device more.
     void pump(trace::Pass* pass = nullptr);
     // Until nothing of the batch is pending. After a failure, what the batch has not given to the device is cancelled.
     // `stop` ends the wait with Code::cancelled, also while a read does not come; the batch is abandoned then.
@@ -164,9 +178,7 @@ class Scheduler {
     [[nodiscard]] const SchedCounters& counters() const { return counters_; }
     [[nodiscard]] size_t live() const { return live_; }
     // Whether anything is at the device or, but for predictions, waits to go there.
-    [[nodiscard]] bool reading() const {
-        return at_device_ > 0 || exact_queued() || queues_[static_cast<size_t>(Class::ahead)].head != kNone;
-    }
+    [[nodiscard]] bool reading() const { return at_device_ > 0 || exact_queued() || sure_queued(); }
     [[nodiscard]] size_t queued(Class cls) const { return queues_[static_cast<size_t>(cls)].n; }
     [[nodiscard]] uint64_t speculative_in_flight() const { return admission_.in_flight(); }
     // For tests and traces: the ticket, while the handle is of it. nullptr otherwise.
@@ -206,7 +218,13 @@ class Scheduler {
     Status wait_until(Batch& batch, uint32_t pending, trace::Pass* pass, Stop stop);
     bool take_lease(Ticket& t, cache::Seat seat = cache::Seat::member);
     [[nodiscard]] bool exact_queued() const { return queues_[0].head != kNone || queues_[1].head != kNone; }
-    [[nodiscard]] uint32_t hints() const { return queues_[3].n + queues_[4].n + queues_[5].n; }
+    [[nodiscard]] bool sure_queued() const {
+        return queues_[static_cast<size_t>(Class::committed)].head != kNone ||
+               queues_[static_cast<size_t>(Class::ahead)].head != kNone;
+    }
+    [[nodiscard]] uint32_t hints() const { return queues_[4].n + queues_[5].n + queues_[6].n; }
+    [[nodiscard]] ComponentMask absent(RecordId record) const;
+    void drop_queue(Class cls);
     void choose_holder(Ticket& t);
     void enqueue(Index t, bool front = false);
     void dequeue(Index t);

@@ -16,12 +16,13 @@ namespace sluice::sched {
 enum class Class : uint8_t {
     page,         // P0: a small exact read that must not stand behind experts, such as a row of a per-layer table
     exact,        // P0: the router has chosen it, compute waits
+    committed,    // P1: a layer that comes soon is sure to choose it
     ahead,        // P1: of a whole layer of a prompt that is next; nearly all of it will be chosen
     near,         // P1: predicted for a layer that comes soon
     speculative,  // P2: predicted for later layers or tokens
     warming,      // P3: nobody predicted it, it might be useful
 };
-inline constexpr size_t kClasses = 6;
+inline constexpr size_t kClasses = 7;
 inline constexpr bool is_exact(Class cls) {
     return cls <= Class::exact;
 }

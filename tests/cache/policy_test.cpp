@@ -176,6 +176,67 @@ TEST(Policy, WhatIsKnownToStayIdleGoesFirst) {
     EXPECT_EQ(cache.find(3), kNoSlot);
 }
 
+// Under every policy: who is retained outlives whoever else would have been kept, until its set's next visit.
+TEST(Policy, WhoIsRetainedGoesAfterAllOthersUntilItsTurn) {
+    for (size_t p = 0; p < kPolicyNames.size(); ++p) {
+        const auto policy = static_cast<Policy>(p);
+        SlotCache cache = make_cache(policy, 3, 2);
+        for (const RecordId r : {0U, 1U, 2U}) visit(cache, {r}, 0);
+        for (const RecordId r : {1U, 2U, 1U, 2U}) visit(cache, {r}, 0);
+        cache.retain(0);  // used once, and longest ago
+        EXPECT_FALSE(cache.costs_retained(0)) << "it is there";
+        EXPECT_FALSE(cache.costs_retained(kExperts)) << name_of(policy);
+        visit(cache, {kExperts, kExperts + 1}, 1);
+        EXPECT_NE(cache.find(0), kNoSlot) << name_of(policy);
+        // Where all are retained, one has to go all the same.
+        cache.retain(kExperts);
+        cache.retain(kExperts + 1);
+        EXPECT_TRUE(cache.costs_retained(kExperts + 2)) << name_of(policy);
+        // Its turn comes and passes: from then on it is judged like any other.
+        visit(cache, {1}, 0);
+        EXPECT_NE(cache.find(1), kNoSlot) << name_of(policy);
+        EXPECT_EQ(cache.find(0) != kNoSlot, cache.find(kExperts) == kNoSlot || cache.find(kExperts + 1) == kNoSlot)
+            << name_of(policy);
+        visit(cache, {2}, 0);
+        visit(cache, {3}, 0);
+        EXPECT_EQ(cache.find(0), kNoSlot) << name_of(policy);
+    }
+}
+
+// Of a set whose next choice is known, those that are not chosen wait a round longer, and so go first.
+TEST(Policy, WhoIsKnownToHaveNoTurnGoesBeforeWhoMayHaveOne) {
+    for (const bool decided : {false, true}) {
+        SlotCache cache = make_cache(Policy::reuse, 4, 2);
+        for (int i = 0; i < 6; ++i) {
+            visit(cache, {kExperts, kExperts + 1}, 1);
+            visit(cache, {0, 1}, 0);
+        }
+        // Set 1 is next; what it has is nearer to its turn than what set 0 has.
+        if (decided) {
+            cache.retain(kExperts);
+            cache.order().decide(1);
+        }
+        ASSERT_NE(cache.lease(kExperts + 2), kNoSlot);
+        EXPECT_EQ(cache.find(kExperts + 1) == kNoSlot, decided);
+        EXPECT_NE(cache.find(kExperts), kNoSlot);
+        EXPECT_EQ(cache.find(0) == kNoSlot || cache.find(1) == kNoSlot, !decided);
+    }
+}
+
+TEST(Policy, ARetainedGuestStays) {
+    SlotCache cache(std::vector<uint32_t>(8, 0), std::vector<uint32_t>{4}, Policy::reuse, 2);
+    cache.visit(0, 1, true);
+    for (const RecordId r : {0U, 1U, 2U, 3U}) {
+        ASSERT_NE(cache.lease(r, Seat::guest), kNoSlot);
+        cache.release(r);
+    }
+    ASSERT_NE(cache.lease(4, Seat::guest), kNoSlot);  // the first guest that pushed somebody out
+    cache.release(4);
+    cache.retain(4);
+    ASSERT_NE(cache.lease(5), kNoSlot);
+    EXPECT_NE(cache.find(4), kNoSlot) << "a guest would have gone first";
+}
+
 TEST(Policy, GhostsOfLfruKeepTheirUsesAndThoseOfAgeCountDoNot) {
     for (const Policy policy : {Policy::lfru, Policy::age_count}) {
         SlotCache cache = make_cache(policy, 2, 1);

@@ -149,6 +149,106 @@ TEST_F(FetcherTest, LearnsHowLongLayersCompute) {
     EXPECT_EQ(layers.typical(1), 7'000'000);
 }
 
+// ---- guesses
+
+// A device that has been measured, and a model whose layers' pace is known: 2 ms each.
+class ForesightTest : public SimulatedModel {
+  protected:
+    void start(uint64_t budget = 1 * MiB, uint32_t rounds = 2) {
+        fetcher_ = make(budget, {}, false,
+                        {.bytes_per_ns = 1, .service = 105'000, .chunk = 8192, .window = 1 * MiB, .lanes = 16});
+        for (uint32_t n = 0; n < rounds; ++n) {
+            visit(0, {5});
+            visit(1, {5});
+        }
+    }
+    // One block: what it does before its experts compute, what they take, and what is done before the next one.
+    void visit(uint32_t set, std::vector<uint32_t> experts, const std::vector<Fetcher::Foreseen>& foreseen = {}) {
+        fetcher_->settle();
+        fetcher_->visit(set, 1, trace::Phase::decode);
+        fetcher_->enter(set, trace::Phase::decode);
+        std::vector<RecordId> want;
+        for (const uint32_t e : experts) want.push_back(store_->record(set, e));
+        const size_t n = fetcher_->lease(want);
+        ASSERT_EQ(n, want.size());
+        Batch batch;
+        std::vector<Scheduler::Part> parts;
+        for (const RecordId r : want) parts.push_back({r, kAll});
+        fetcher_->request(batch, parts);
+        hinted_ = fetcher_->foresee(foreseen);
+        while (!batch.done()) ASSERT_TRUE(fetcher_->wait_some(batch).ok());
+        fetcher_->look();
+        clock_.advance_to(clock_.now() + 2'000'000);
+        fetcher_->look();
+        fetcher_->release(want);
+    }
+    // How often each record's first byte was asked of the device.
+    std::vector<uint32_t> reads() const {
+        std::vector<uint32_t> out(store_->n_records(), 0);
+        for (const io::SimRead& read : engine_->history()) {
+            for (RecordId r = 0; r < store_->n_records(); ++r)
+                out[r] += read.op.offset == store::RecordStore::aligned(store_->extent(r, 0)).offset ? 1 : 0;
+        }
+        return out;
+    }
+
+    std::unique_ptr<Fetcher> fetcher_;
+    uint32_t hinted_ = 0;
+};
+
+TEST_F(ForesightTest, WhatWasForeseenIsThereAndIsReadOnce) {
+    start();
+    const RecordId right = store_->record(1, 2), wrong = store_->record(1, 3);
+    visit(0, {1}, {{right, 0.5F}, {wrong, 0.5F}});
+    EXPECT_EQ(hinted_, 2U);
+    fetcher_->settle();
+    EXPECT_TRUE(fetcher_->resident(right));
+    expect_right(*fetcher_, right);
+    visit(1, {2, 4});
+    const SchedCounters& c = fetcher_->counters();
+    EXPECT_EQ(c.predicted_bytes, 2U * 3 * 5003);
+    EXPECT_EQ(c.used_bytes, 3U * 5003) << "the other one may still be";
+    EXPECT_EQ(c.rejected_bytes, 0U);
+    for (const RecordId r : {right, wrong, store_->record(1, 4)}) EXPECT_EQ(reads()[r], 1U) << r;
+}
+
+// The set comes before its guesses are all there: what is at the device is joined, the rest is asked for once.
+TEST_F(ForesightTest, AGuessThatIsOnItsWayIsJoined) {
+    start();
+    std::vector<Fetcher::Foreseen> all;
+    for (uint32_t e = 0; e < kExperts; ++e) all.push_back({store_->record(1, e), 0.2F});
+    fetcher_->enter(0, trace::Phase::decode);
+    EXPECT_EQ(fetcher_->foresee(all), kExperts - 1U) << "one is there since the pace was learned";
+    fetcher_->look();
+    EXPECT_GT(engine_->outstanding(), 0U);
+    visit(1, {0, 1, 2, 3});
+    EXPECT_GT(fetcher_->counters().joins, 0U);
+    for (uint32_t e = 0; e < 4; ++e) EXPECT_EQ(reads()[store_->record(1, e)], 1U);
+    EXPECT_EQ(fetcher_->counters().exact_physical + fetcher_->counters().predicted_physical, engine_->counters().bytes);
+}
+
+TEST_F(ForesightTest, WithoutAKnownPaceNothingIsReadButWhatIsThereStays) {
+    start(3 * align_up(5003 + 511, 512) * 3, 0);
+    fetcher_->enter(0, trace::Phase::decode);
+    EXPECT_EQ(fetcher_->foresee({{{store_->record(1, 2), 0.5F}}}), 0U);
+    fetcher_->look();
+    EXPECT_EQ(engine_->counters().reads, 0U);
+}
+
+// With room for few experts: who is expected outlives who was used since, and a guess pushes out nobody expected.
+TEST_F(ForesightTest, WhatIsExpectedKeepsItsSlot) {
+    start(1 * MiB, 2);
+    const uint32_t slots = 4;
+    start(fetcher_->layout().arena_bytes / (2 * kExperts) * slots, 2);
+    ASSERT_GE(fetcher_->cache().n_slots(), 3U);
+    const RecordId kept = store_->record(1, 1);
+    visit(0, {0});
+    visit(1, {1});
+    for (uint32_t e = 0; e < kExperts; ++e) visit(0, {e}, {{kept, 1}});
+    EXPECT_TRUE(fetcher_->resident(kept));
+    EXPECT_EQ(reads()[kept], 1U);
+}
+
 TEST_F(FetcherTest, ABudgetBelowOneRecordIsRefused) {
     engine_ = std::make_unique<io::SimEngine>(clock_);
     const io::File* files[] = {&file_};

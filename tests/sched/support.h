@@ -41,7 +41,8 @@ class SimulatedModel : public ::testing::Test {
         file_ = io::File::simulated("model.gguf", contents_.size(), 512, 512);
     }
 
-    std::unique_ptr<Fetcher> make(uint64_t budget, const io::SimOptions& sim = {}, bool convert = false) {
+    std::unique_ptr<Fetcher> make(uint64_t budget, const io::SimOptions& sim = {}, bool convert = false,
+                                  const DeviceModel& device = {}) {
         engine_ = std::make_unique<io::SimEngine>(clock_, sim);
         engine_->set_contents(file_, contents_);
         const io::File* files[] = {&file_};
@@ -49,6 +50,7 @@ class SimulatedModel : public ::testing::Test {
         Fetcher::Options options;
         options.slots.budget = budget;
         options.slots.min_slots = 2;
+        options.reads.device = device;
         if (convert) {
             options.slots.converted = {{true, false, true}, {false, true, false}};
             options.slots.convert = [](uint32_t, uint32_t, const std::byte* raw, std::byte* slot, uint64_t bytes) {
