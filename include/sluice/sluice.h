@@ -49,6 +49,12 @@ enum class CachePolicy {
     lru,        // of the one used longest ago
 };
 
+// With --route-ahead, the weights of the experts that are taken.
+enum class RouteAheadWeights {
+    router,     // those that the layer's router gives them, over each other
+    predicted,  // those of the early ranking
+};
+
 enum class Verbosity { error, warn, info, debug };
 
 // Every field is also a command line flag and an environment variable; options.md lists all three.
@@ -74,6 +80,16 @@ struct Config {
     bool overlap = true;                           // compute with the experts that are there while others are read
     unsigned wave = 0;                             // then, experts per launch at least; 0: as they come
     PrefillMode prefill_mode = PrefillMode::automatic;
+    // In decode, this many layers ahead of the one that computes: what the last token chose there keeps its slot, or is
+    // read while the drive has nothing else to do. 0: none. Results are the same bit for bit.
+    unsigned prefetch = 0;
+    // The same for the next layer, where what its router says of the hidden state of the layer at hand is expected; of
+    // what is not there, at most so many experts are read.
+    bool predict_prefetch = false;
+    unsigned predict_spec_max = 2;
+    // Changes results: each layer takes the experts that its router ranked first this many layers earlier. 0: none.
+    unsigned route_ahead = 0;
+    RouteAheadWeights route_ahead_weights = RouteAheadWeights::router;
     DenseWeights dense_weights = DenseWeights::anon;
     bool predict_log = false;  // guess what routers choose, and say in the end how often that was right
 

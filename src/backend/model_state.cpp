@@ -129,9 +129,18 @@ WrapEngine& engine_wrap() {
     return wrap;
 }
 
+Foresight& foresight() {
+    static Foresight given;
+    return given;
+}
+
 std::atomic<bool> g_reads_abandoned{false};
 
 }  // namespace
+
+void set_foresight(Foresight given) {
+    foresight() = std::move(given);
+}
 
 void abandon_reads() {
     g_reads_abandoned = true;
@@ -256,6 +265,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     }
     runtime.dials = {.substitute = config.expert_substitute, .drop_cold = config.drop_cold_experts};
     runtime.follow_routers = runtime.follow_routers || runtime.dials.substitute > 0;
+    state->set_prefetch();
     runtime.make_fetcher = [s = state.get()] { return s->make_fetcher(); };
     runtime.counters.records = state->store_->n_records();
     for (uint32_t set = 0; set < state->geometry_.sets.size(); ++set) {
@@ -275,6 +285,36 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     std::sort(state->weights_.begin(), state->weights_.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
     return state;
+}
+
+// A wish that cannot be fulfilled is said.
+void ModelState::set_prefetch() {
+    exec::PrefetchOptions& prefetch = runtime_.prefetch;
+    prefetch.depth = config_.predict_prefetch ? 1 : config_.prefetch;
+    prefetch.stale_gate = config_.predict_prefetch;
+    if (prefetch.stale_gate) prefetch.reads = config_.predict_spec_max;
+    runtime_.route_ahead = {.depth = config_.route_ahead,
+                            .predicted_weights = config_.route_ahead_weights == RouteAheadWeights::predicted};
+    runtime_.follow_routers = runtime_.follow_routers || prefetch.stale_gate || runtime_.route_ahead.depth > 0;
+    const Foresight& given = foresight();
+    if (given.device) device_ = *given.device;
+    prefetch.guesser = given.guesser;
+    runtime_.route_ahead.early_reads = !given.no_early_reads;
+    if (runtime_.route_ahead.depth >= geometry_.sets.size()) {
+        log(LogLevel::warn, "--route-ahead {} has no effect: the model has {} layers with experts",
+            runtime_.route_ahead.depth, geometry_.sets.size());
+    }
+    if (!prefetch.on()) return;
+    const char* flag = prefetch.stale_gate ? "--predict-prefetch" : "--prefetch";
+    if (geometry_.sets.size() < 2) {
+        log(LogLevel::warn, "{} has no effect: the model has one layer with experts", flag);
+        prefetch.depth = 0;
+    } else if (!device_.measured() && prefetch.reads > 0) {
+        log(LogLevel::warn,
+            "{} reads nothing early, but keeps what is there: the drive of {} is not measured, or has no room "
+            "for reads that may be in vain (sluice probe {} tells)",
+            flag, index_.files()[0].path, index_.files()[0].path);
+    }
 }
 
 ModelState::~ModelState() {
@@ -466,6 +506,11 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
                                  converted_[set][c] ? " (repacked)" : "");
         }
         log(LogLevel::debug, "layer {}: {} experts:{}", geometry_.sets[set].layer, geometry_.sets[set].n_expert, forms);
+    }
+    if (runtime_.prefetch.on() && slots <= 2ULL * slots_wanted_at_once(geometry_)) {
+        log(LogLevel::warn, "--{} has no effect: {} slots are no more than two layers need at once",
+            runtime_.prefetch.stale_gate ? "predict-prefetch" : "prefetch", slots);
+        runtime_.prefetch.depth = 0;
     }
     if (bytes < geometry_.cycle_bytes) {
         log(LogLevel::warn,

@@ -58,6 +58,7 @@ class ModelState {
     [[nodiscard]] uint64_t least_bytes() const;
     Status use_experts(uint32_t n);
     Status choose_forms();
+    void set_prefetch();
     Result<std::unique_ptr<sched::Fetcher>> make_fetcher();
     // The profile of past runs, as --profile says: into the policy, and back with what this run added.
     std::string warm(sched::Fetcher& fetcher);
@@ -87,6 +88,14 @@ class ModelState {
 // For gates and tests: every engine made from now on is what `wrap` makes of it. Null: itself.
 using WrapEngine = std::function<std::unique_ptr<io::Engine>(std::unique_ptr<io::Engine>)>;
 void wrap_engines(WrapEngine wrap);
+
+// For tests: of models that are opened from now on, the drive counts as measured so, and guesses are this predictor's.
+struct Foresight {
+    std::optional<sched::DeviceModel> device;
+    route::Guesser guesser;
+    bool no_early_reads = false;  // choices are committed early, but their experts wait for their layer
+};
+void set_foresight(Foresight given);
 
 // The process is about to end: models that are freed from now on leave what their reads may still write to in memory,
 // instead of waiting for reads that may never come.

@@ -82,6 +82,8 @@ constexpr std::array<Word<Verbosity>, 4> kVerbosities{
     {{"error", Verbosity::error}, {"warn", Verbosity::warn}, {"info", Verbosity::info}, {"debug", Verbosity::debug}}};
 constexpr std::array<Word<PrefillMode>, 3> kPrefill{
     {{"auto", PrefillMode::automatic}, {"macro", PrefillMode::macro}, {"micro", PrefillMode::micro}}};
+constexpr std::array<Word<RouteAheadWeights>, 2> kAheadWeights{
+    {{"router", RouteAheadWeights::router}, {"predicted", RouteAheadWeights::predicted}}};
 // "1" and "0" first: they are what a switch shows.
 constexpr std::array<Word<bool>, 4> kSwitch{{{"1", true}, {"0", false}, {"on", true}, {"off", false}}};
 
@@ -221,6 +223,34 @@ constexpr Option kOptions[] = {
      "speed and the time that computing took.",
      [](Config& c, std::string_view t) { return set_word(c.prefill_mode, t, kPrefill); },
      [](const Config& c) { return get_word(c.prefill_mode, kPrefill); }},
+    {"--prefetch", "SLUICE_PREFETCH", "N", "0",
+     "In decode, for each of the next N layers, what the last token chose there is expected again: it keeps its slot, "
+     "or is read while the drive has nothing else to do. Results are the same bit for bit. Reads early only from a "
+     "drive that sluice probe has measured, and costs bandwidth for what is not chosen again. 0: off.",
+     [](Config& c, std::string_view t) { return set_number(c.prefetch, t, 0U, 64U, "a number from 0 to 64"); },
+     [](const Config& c) { return fmt::format("{}", c.prefetch); }},
+    {"--predict-prefetch", "SLUICE_PREDICT_PREFETCH", nullptr, "off",
+     "In decode, ask the next layer's router about the hidden state of the layer at hand: what it says keeps its slot, "
+     "or is read while the drive has nothing else to do. Results are the same bit for bit. As for --prefetch, reading "
+     "early needs sluice probe.",
+     [](Config& c, std::string_view t) { return set_word(c.predict_prefetch, t, kSwitch); },
+     [](const Config& c) { return get_word(c.predict_prefetch, kSwitch); }},
+    {"--predict-spec-max", "SLUICE_PREDICT_SPEC_MAX", "N", "2",
+     "With --predict-prefetch, how many experts of a layer are read early at most. 0: none, what is there is kept.",
+     [](Config& c, std::string_view t) { return set_number(c.predict_spec_max, t, 0U, 64U, "a number from 0 to 64"); },
+     [](const Config& c) { return fmt::format("{}", c.predict_spec_max); }},
+    {"--route-ahead", "SLUICE_ROUTE_AHEAD", "N", "0",
+     "Lossy: while generating, each layer takes the experts that its router ranks first for the hidden state of N "
+     "layers earlier, so that they are known, and read, that much earlier. Which experts that are does not depend on "
+     "timing or memory. The first N layers, prompts and the first token after one stay with their routers. 0: off. "
+     "docs/prefetch.md.",
+     [](Config& c, std::string_view t) { return set_number(c.route_ahead, t, 0U, 64U, "a number from 0 to 64"); },
+     [](const Config& c) { return fmt::format("{}", c.route_ahead); }},
+    {"--route-ahead-weights", "SLUICE_ROUTE_AHEAD_WEIGHTS", "router|predicted", "router",
+     "With --route-ahead, how the experts are weighed. router: as the layer's router weighs them, when it comes to "
+     "them. predicted: as the early ranking did, which saves running the router twice.",
+     [](Config& c, std::string_view t) { return set_word(c.route_ahead_weights, t, kAheadWeights); },
+     [](const Config& c) { return get_word(c.route_ahead_weights, kAheadWeights); }},
     {"--dense-weights", "SLUICE_DENSE_WEIGHTS", "anon|warm|mmap", "anon",
      "Where the always-needed weights live. anon: read once into memory of our own, which memory pressure cannot drop. "
      "warm: page cache, read ahead at load. mmap: page cache, read when touched.",
@@ -318,7 +348,13 @@ constexpr std::string Config::*kOutputFiles[] = {&Config::record,        &Config
                                                  &Config::token_trace};
 
 // What changes which experts run. In the order in which outputs name them.
-constexpr std::array<const char*, 3> kLossy{"--n-expert-used", "--drop-cold-experts", "--expert-substitute"};
+constexpr std::array<const char*, 5> kLossy{"--n-expert-used", "--route-ahead", "--route-ahead-weights",
+                                            "--drop-cold-experts", "--expert-substitute"};
+
+// Some of them depend on what is in memory.
+bool asks_memory(const Config& config) {
+    return config.drop_cold_experts > 0 || config.expert_substitute > 0;
+}
 
 const char* where_it_works(Where where) {
     return where == Where::run_only ? "sluice run" : "sluice serve";
@@ -476,6 +512,52 @@ Status read_environment(Config& config, const char* const* environment, Place pl
     return {};
 }
 
+namespace {
+
+// What is done in decode for layers that are still to come.
+template <typename Said>
+Status validate_foresight(const Config& config, const Said& said) {
+    if (config.prefetch > 64)
+        return error(Code::invalid_argument, "prefetch is {}, but must be at most 64", config.prefetch);
+    if (config.predict_spec_max > 64)
+        return error(Code::invalid_argument, "predict_spec_max is {}, but must be at most 64", config.predict_spec_max);
+    if (config.route_ahead > 64)
+        return error(Code::invalid_argument, "route_ahead is {}, but must be at most 64", config.route_ahead);
+    if (config.prefetch > 0 && config.predict_prefetch) {
+        return error(Code::invalid_argument, "{} and {} both guess what the next layers choose: give one of them",
+                     said("--prefetch"), said("--predict-prefetch"));
+    }
+    if (!config.predict_prefetch && config.predict_spec_max != Config().predict_spec_max) {
+        return error(Code::invalid_argument, "{} has no effect without --predict-prefetch", said("--predict-spec-max"));
+    }
+    if (config.route_ahead == 0) {
+        if (config.route_ahead_weights == Config().route_ahead_weights) return {};
+        return error(Code::invalid_argument, "{} has no effect without --route-ahead", said("--route-ahead-weights"));
+    }
+    if (config.prefetch > 0 || config.predict_prefetch) {
+        return error(Code::invalid_argument,
+                     "with {} the choices are known before their layers and their experts read early, so {} would only "
+                     "guess at the same: leave it out",
+                     said("--route-ahead"), said(config.prefetch > 0 ? "--prefetch" : "--predict-prefetch"));
+    }
+    if (config.expert_substitute > 0) {
+        return error(
+            Code::invalid_argument,
+            "with {} a layer's experts are read before it comes, so {} would replace what is on its way: leave "
+            "one out",
+            said("--route-ahead"), said("--expert-substitute"));
+    }
+    if (config.predict_log) {
+        return error(
+            Code::invalid_argument,
+            "with {} layers choose what was predicted, so {} would grade a prediction by itself: leave one out",
+            said("--route-ahead"), said("--predict-log"));
+    }
+    return {};
+}
+
+}  // namespace
+
 Status validate(const Config& config, const Given& given) {
     const auto said = [&](std::string_view flag) { return given.text(flag, config); };
     if (config.io_threads < 1 || config.io_threads > 64) {
@@ -524,6 +606,7 @@ Status validate(const Config& config, const Given& given) {
     if (!config.overlap && config.prefill_mode == PrefillMode::macro) {
         return error(Code::invalid_argument, "{} has no effect with {}", said("--prefill-mode"), said("--no-overlap"));
     }
+    if (Status s = validate_foresight(config, said); !s.ok()) return s;
     if (config.wave > 64) return error(Code::invalid_argument, "wave is {}, but must be at most 64", config.wave);
     if (!(config.drop_cold_experts >= 0 && config.drop_cold_experts <= 1024)) {
         return error(Code::invalid_argument, "drop_cold_experts is {}, but must be 0 to 1024",
@@ -532,7 +615,7 @@ Status validate(const Config& config, const Given& given) {
     if (!(config.expert_substitute >= 0 && config.expert_substitute <= 1)) {
         return error(Code::invalid_argument, "expert_substitute is {}, but must be 0 to 1", config.expert_substitute);
     }
-    if (config.deterministic && !has_decode_dials(config)) {
+    if (config.deterministic && !asks_memory(config)) {
         return error(Code::invalid_argument,
                      "{} has no effect without an option that asks what is in memory (--drop-cold-experts, "
                      "--expert-substitute)",
@@ -580,7 +663,7 @@ Config without_lossy(const Config& config) {
 }
 
 bool has_decode_dials(const Config& config) {
-    return config.drop_cold_experts > 0 || config.expert_substitute > 0;
+    return asks_memory(config) || config.route_ahead > 0;
 }
 
 bool has_outputs(const Config& config) {

@@ -218,12 +218,13 @@ bool SlotCache::wants_higher_cap(RecordId record) const {
     return cls.complete ? !slots_[home_[record]].touched : cls.empty.head == kNoSlot;
 }
 
-bool SlotCache::costs_retained(RecordId record) const {
+bool SlotCache::costs_retained(RecordId record, Seat seat) const {
     const uint32_t c = class_of_record_[record];
     const Class& cls = classes_[c];
-    if (slot_of_[record] != kNoSlot || cls.touched < cls.cap || cls.empty.head != kNoSlot ||
-        cls.guests.head != kNoSlot || order_.n(c) == 0)
+    if (slot_of_[record] != kNoSlot || cls.touched < cls.cap || cls.empty.head != kNoSlot || order_.n(c) == 0)
         return false;
+    const bool guest_first = seat == Seat::member || cls.n_guests >= guest_limit(c);
+    if (guest_first && (cls.guests.head != kNoSlot || seat != Seat::member)) return false;
     return order_.retained(order_.first(c));
 }
 

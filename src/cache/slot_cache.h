@@ -87,8 +87,8 @@ class SlotCache {
         keep(record);
         order_.retain(record);
     }
-    // Whether a lease for this record as a member would push out one that is retained.
-    [[nodiscard]] bool costs_retained(RecordId record) const;
+    // Whether a lease for this record would push out one that is retained.
+    [[nodiscard]] bool costs_retained(RecordId record, Seat seat = Seat::member) const;
     // So many records of the class could be leased as guests now, besides those that are there.
     [[nodiscard]] uint32_t guest_room(uint32_t c) const;
     [[nodiscard]] uint32_t guest_limit(uint32_t c) const;

@@ -18,6 +18,7 @@
 #include "exec/prefill_plan.h"
 #include "exec/shadow_cache.h"
 #include "route/dials.h"
+#include "route/likely.h"
 #include "route/scores.h"
 #include "sched/fetcher.h"
 #include "store/record_store.h"
@@ -33,6 +34,22 @@ struct WeightForm {
     void* extra = nullptr;
 };
 
+// What is done in decode for layers whose routers have not chosen yet.
+struct PrefetchOptions {
+    uint32_t depth = 0;           // layers ahead; 0: nothing
+    uint32_t reads = UINT32_MAX;  // of a layer's experts, at most
+    route::Guesser guesser;       // whose guesses; empty: what the last token chose
+    bool stale_gate = false;      // or those of the layers' own routers on the hidden state of the layer at hand
+    [[nodiscard]] bool on() const { return depth > 0; }
+};
+
+// Choices of experts that are taken from early rankings (exec/route_ahead). Changes results.
+struct RouteAheadOptions {
+    uint32_t depth = 0;  // layers; 0: off
+    bool predicted_weights = false;
+    bool early_reads = true;
+};
+
 struct ModelRuntime {
     std::mutex mutex;
     ggml_backend_t computing = nullptr;  // of whoever holds the lock: its threads may help with what comes meanwhile
@@ -46,9 +63,12 @@ struct ModelRuntime {
     uint32_t wave = 0;                           // experts per launch while others are read, at least; 0: as they come
     size_t own_bytes = kOwnBytes;                // as there
     PrefillMode prefill_mode = PrefillMode::automatic;
-    bool follow_routers = false;          // somebody predicts: each context keeps a RouterBook
-    route::Dials dials;                   // what may change which experts run in decode
-    std::optional<ShadowCache> shadow;    // where "in memory" is to follow from the tokens alone; guarded by mutex
+    bool follow_routers = false;        // somebody predicts: each context keeps a RouterBook
+    route::Dials dials;                 // what may change which experts run in decode
+    std::optional<ShadowCache> shadow;  // where "in memory" is to follow from the tokens alone; guarded by mutex
+    PrefetchOptions prefetch;
+    RouteAheadOptions route_ahead;
+    [[nodiscard]] bool looks_ahead() const { return prefetch.on() || route_ahead.depth > 0; }
     std::optional<PromptBook> prompts;    // made with the first prompt; guarded by mutex
     std::optional<route::Scores> scores;  // of guesses, where the user wants them; guarded by mutex
     trace::Counters counters;             // guarded by mutex

@@ -48,15 +48,6 @@ bool has_panel_kernel(ggml_type type) {
     }
 }
 
-int32_t id_at(const ggml_tensor* ids, int64_t k, int64_t t) {
-    int32_t id = 0;
-    std::memcpy(&id,
-                static_cast<const char*>(ids->data) + t * static_cast<int64_t>(ids->nb[1]) +
-                    k * static_cast<int64_t>(ids->nb[0]),
-                sizeof id);
-    return id;
-}
-
 // Makes it `n` rows, as far apart as they are.
 void set_rows(ggml_tensor& t, int64_t n) {
     t.ne[1] = n;
@@ -113,6 +104,7 @@ ggml_status MoeExecutor::compute(ggml_cgraph* graph, trace::Pass& pass) {
     ggml_status status = run(graph);
     if (status == GGML_STATUS_SUCCESS) status = flush();
     if (status != GGML_STATUS_SUCCESS) timed_ = nullptr;
+    look_again();
     end_block();
     if (last_block_) pass.stage = trace::Pass::Stage::after_last_block;
     earlier_set_ = set_;
@@ -520,9 +512,10 @@ auto MoeExecutor::accounted(ModelRuntime& runtime, uint32_t set, F&& reading) {
     pass_->read_busy += now.busy - before.busy;
     pass_->engine_bytes += static_cast<int64_t>(engine.bytes - engine_before.bytes);
     pass_->retries += static_cast<int64_t>(engine.retries - engine_before.retries + now.retries - before.retries);
-    pass_->predicts = now.hints > 0;
+    pass_->predicts = pass_->predicts || now.hints > 0;
     pass_->predicted_bytes += static_cast<int64_t>(now.predicted_bytes - before.predicted_bytes);
     pass_->predicted_physical += static_cast<int64_t>(now.predicted_physical - before.predicted_physical);
+    pass_->predicted_used += static_cast<int64_t>(now.used_bytes - before.used_bytes);
     pass_->rejected_bytes += static_cast<int64_t>(now.rejected_bytes - before.rejected_bytes);
     pass_->late += static_cast<int64_t>(now.late - before.late);
     if (set < pass_->layers.size()) {
@@ -594,7 +587,18 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     pass_->ledger.at_layer(layer_of_set_);
     const uint32_t n_expert = runtime.store->geometry().sets[weight.set].n_expert;
     const bool first = visit(weight, ids);
+    // What came meanwhile is there, for whoever looks.
+    if (runtime.looks_ahead()) {
+        accounted(runtime, weight.set, [&] {
+            runtime.fetcher->settle(pass_);
+            return true;
+        });
+    }
     if (runtime.follow_routers) follow_router(graph, at, weight);
+    if (first && !pass_->warmup) {
+        const RouteAhead::Block block{graph, at, &weight, decoding_};
+        route_ahead_.decide(block, weight_of_, *routers_, *pass_);
+    }
     choose_experts(graph, at, weight, first);
     if (Status s = route(ids, n_expert); !s.ok()) return fail(std::move(s));
     records_.clear();
@@ -604,12 +608,13 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     if (first) {
         count_lookups(weight, ids);
         tell_choices(weight, ids->ne[1]);
+        prefetcher_.chose(weight, ids);
     }
 
     sched::Fetcher& fetcher = *runtime.fetcher;
     fetcher.enter(weight.set, decoding_ ? trace::Phase::decode : trace::Phase::prefill);
     plan_block(weight, ids);
-    size_t leased = fetcher.lease(records_, seat_in(mode_));
+    size_t leased = accounted(runtime, weight.set, [&] { return fetcher.lease(records_, seat_in(mode_)); });
     // Reads that were begun for another prompt may still hold every slot.
     while (leased == 0 && fetcher.wait_for_any(pass_, stop_)) leased = fetcher.lease(records_, seat_in(mode_));
     count_evictions(runtime);
@@ -632,7 +637,10 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
             return fail(std::move(loaded));
     }
     if (all_there || !runtime.overlap) {
-        accounted(runtime, weight.set, [&] { return plan_next(weight); });
+        accounted(runtime, weight.set, [&] {
+            look_ahead(weight);
+            return plan_next(weight);
+        });
         held_.reading = next_is_ahead_;
         return compute_held(node, weight);
     }
@@ -643,7 +651,10 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     if (block_.empty() || block_.nodes.size() > kMaxNodes ||
         rows_.size() > runtime.own_bytes / std::max<size_t>(1, block_.row_bytes)) {
         ask_for_all(weight);
-        accounted(runtime, weight.set, [&] { return plan_next(weight); });
+        accounted(runtime, weight.set, [&] {
+            look_ahead(weight);
+            return plan_next(weight);
+        });
         status = compute_early();
         return status == GGML_STATUS_SUCCESS ? compute_held(node, weight) : status;
     }
@@ -690,6 +701,23 @@ void MoeExecutor::plan_block(const WeightRef& weight, const ggml_tensor* ids) {
     timed_ = &runtime;
     block_began_ = now;
     block_waited_ = runtime.fetcher->counters().wait;
+}
+
+// All of this block is asked for: the drive's idle time until the next one is for what that may choose.
+void MoeExecutor::look_ahead(const WeightRef& weight) {
+    if (mode_ != Mode::decode || !weight.runtime->looks_ahead()) return;
+    prefetcher_.look_ahead(weight, *routers_, *pass_);
+    route_ahead_.look_ahead(weight, *pass_);
+    weight.runtime->fetcher->look(pass_);
+}
+
+// Nobody is asked again before the next block: what has come makes room at the drive.
+void MoeExecutor::look_again() {
+    if (!held_.active() || mode_ != Mode::decode || !held_.weight->runtime->looks_ahead()) return;
+    accounted(*held_.weight->runtime, set_, [&] {
+        held_.weight->runtime->fetcher->look(pass_);
+        return true;
+    });
 }
 
 // All of this block is asked for: what about the next one's, while this one computes? True if they are read, too.
@@ -783,6 +811,7 @@ ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
     parts_.push_back({row_record_.back(), late});
     fetcher.request(*batch_, parts_, pass_);
     plan_next(weight);
+    look_ahead(weight);
     if (const ggml_status status = compute_early(); status != GGML_STATUS_SUCCESS) return status;
     fetcher.look(pass_);
 

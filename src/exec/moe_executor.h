@@ -18,7 +18,9 @@
 #include "base/stop.h"
 #include "exec/early_nodes.h"
 #include "exec/model_runtime.h"
+#include "exec/prefetcher.h"
 #include "exec/rank_block.h"
+#include "exec/route_ahead.h"
 #include "exec/route_edit.h"
 #include "exec/route_probe.h"
 #include "exec/router_book.h"
@@ -46,6 +48,7 @@ class MoeExecutor {
         counted_set_ = earlier_set_ = edited_set_ = UINT32_MAX;
         routers_->begin_graph();
         probe_.begin_graph();
+        route_ahead_.begin_graph();
     }
     // Filled where the model's runtime wants its routers followed. May outlive the executor.
     [[nodiscard]] const std::shared_ptr<RouterBook>& routers() const { return routers_; }
@@ -86,6 +89,8 @@ class MoeExecutor {
     [[nodiscard]] bool is_early(int at) const;
     void place_early();
     void plan_block(const WeightRef& weight, const ggml_tensor* ids);
+    void look_ahead(const WeightRef& weight);
+    void look_again();
     bool plan_next(const WeightRef& weight);
     void end_block();
     void ask_for_all(const WeightRef& weight);
@@ -159,6 +164,8 @@ class MoeExecutor {
     uint32_t edited_set_ = UINT32_MAX;  // whose block edit_ is of
     PassLog log_;                       // of the pass at hand, for the shadow of shadowed_
     ModelRuntime* shadowed_ = nullptr;
+    Prefetcher prefetcher_;
+    RouteAhead route_ahead_;
     // The phase of a pass is told by the set that it visits first: the last layer of a prompt may have a single row,
     // since only outputs that somebody asked for are computed there.
     const ModelRuntime* counted_runtime_ = nullptr;

@@ -4,11 +4,24 @@
 
 #include <ggml.h>
 
+#include <cstdint>
+#include <cstring>
+
 namespace sluice::exec {
 
 inline bool is_view(ggml_op op) {
     return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
            op == GGML_OP_TRANSPOSE;
+}
+
+// Of a router's choice: the expert of rank `k` for token `t`.
+inline int32_t id_at(const ggml_tensor* ids, int64_t k, int64_t t) {
+    int32_t id = 0;
+    std::memcpy(&id,
+                static_cast<const char*>(ids->data) + t * static_cast<int64_t>(ids->nb[1]) +
+                    k * static_cast<int64_t>(ids->nb[0]),
+                sizeof id);
+    return id;
 }
 
 // The tensor whose memory `t` shows; itself if it is no view.

@@ -72,7 +72,7 @@ uint32_t Fetcher::foresee(std::span<const Foreseen> records) {
     hint.deadline = at.value_or(kNoDeadline);
     uint32_t hinted = 0;
     for (const Foreseen& f : records) {
-        slots_->cache().retain(f.record);
+        slots_->cache().order().retain(f.record);  // guests stay that until somebody wants them
         if (!at || slots_->resident(f.record)) continue;
         hint.confidence = f.confidence;
         hinted += scheduler_->hint(f.record, hint) ? 1 : 0;

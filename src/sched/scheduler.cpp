@@ -196,7 +196,7 @@ bool Scheduler::take_lease(Ticket& t, cache::Seat seat) {
     if (t.holds_lease) return true;
     slots_.make_room(t.record);
     // What comes before anybody asks pushes out nothing that is expected, too.
-    if ((is_guess(t.cls) || t.cls == Class::committed) && slots_.cache().costs_retained(t.record)) return false;
+    if ((is_guess(t.cls) || t.cls == Class::committed) && slots_.cache().costs_retained(t.record, seat)) return false;
     t.slot = slots_.cache().lease(t.record, seat);
     if (t.slot == cache::kNoSlot) return false;
     t.slot_generation = slots_.cache().generation(t.slot);

@@ -51,7 +51,14 @@ struct Pass {
     int64_t reads = 0, retries = 0;
     int64_t exact_bytes = 0, exact_physical = 0, engine_bytes = 0;
     bool predicts = false;  // somebody has predicted something
-    int64_t predicted_bytes = 0, predicted_physical = 0, rejected_bytes = 0, late = 0;
+    int64_t hints = 0;      // records
+    int64_t predicted_bytes = 0, predicted_physical = 0, predicted_used = 0, rejected_bytes = 0, late = 0;
+    // What route-ahead did; nothing where it is off.
+    struct RouteAhead {
+        int64_t committed = 0, passed = 0, slots = 0, agreed = 0;
+        Nanos rank = 0, issue = 0, watch = 0;
+    };
+    std::optional<RouteAhead> route_ahead;
     int64_t evictions = 0, evictions_shrink = 0, evictions_predicted = 0;  // by cause, each in one of them
     int64_t rereads = 0, waves = 0;
     int64_t blocks_micro = 0, blocks_macro = 0, ahead_bytes = 0;
@@ -85,7 +92,8 @@ struct Pass {
         tokens = lookups = hits = joins = reads = retries = 0;
         exact_bytes = exact_physical = engine_bytes = 0;
         predicts = false;
-        predicted_bytes = predicted_physical = rejected_bytes = late = 0;
+        hints = predicted_bytes = predicted_physical = predicted_used = rejected_bytes = late = 0;
+        route_ahead.reset();
         evictions = evictions_shrink = evictions_predicted = 0;
         rereads = waves = 0;
         blocks_micro = blocks_macro = ahead_bytes = 0;

@@ -69,8 +69,8 @@ constexpr PlainColumn kPlain[] = {
     {"mtp_draft_ms", 3, "draft_ns; here it is part of wall_ms", SLUICE_OF(part_ms(row, Part::draft))},
     {"drain_ms", 3, "", absent},
     {"adopt_ms", 3, "", absent},
-    {"ra_issue_ms", 3, "", absent},
-    {"ra_wd_ms", 3, "", absent},
+    {"ra_issue_ms", 3, "ra_issue_ns", SLUICE_OF(ms(row.ra_issue))},
+    {"ra_wd_ms", 3, "ra_watch_ns", SLUICE_OF(ms(row.ra_watch))},
 };
 
 }  // namespace

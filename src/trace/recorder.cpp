@@ -138,7 +138,19 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
             row.predicted_bytes = pass.predicted_bytes;
             row.predicted_physical = pass.predicted_physical;
             row.rejected_bytes = pass.rejected_bytes;
+            row.hints = pass.hints;
             row.late = pass.late;
+        }
+        if (pass.predicts || pass.route_ahead) row.predicted_used = pass.predicted_used;
+        if (pass.route_ahead) {
+            const Pass::RouteAhead& ra = *pass.route_ahead;
+            row.ra_committed = ra.committed;
+            row.ra_passed = ra.passed;
+            row.ra_slots = ra.slots;
+            row.ra_agreed = ra.agreed;
+            row.ra_rank = ra.rank;
+            row.ra_issue = ra.issue;
+            row.ra_watch = ra.watch;
         }
         row.lookups = pass.lookups;
         row.hits = pass.hits;
@@ -154,8 +166,8 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
         if (pass.phase == Phase::prefill) {
             row.blocks_micro = pass.blocks_micro;
             row.blocks_macro = pass.blocks_macro;
-            row.ahead_bytes = pass.ahead_bytes;
         }
+        if (pass.phase == Phase::prefill || pass.route_ahead) row.ahead_bytes = pass.ahead_bytes;
         if (pass.dials) {
             row.routed = pass.routed;
             row.dropped = pass.dropped;

@@ -58,18 +58,23 @@ struct Row {
 
     // Bytes of experts. Logical: what was needed. Physical: what the drive was asked for, with alignment and padding.
     Measure exact_bytes, exact_physical;
-    Measure predicted_bytes, predicted_physical, rejected_bytes;
+    Measure predicted_bytes, predicted_physical, predicted_used, rejected_bytes;
     Measure engine_bytes;  // the read engine's own count of all that it was asked for, experts or not
     Measure kernel_bytes;  // growth of /proc/self/io read_bytes since the sample before
 
     Measure lookups;  // distinct experts, per layer
-    Measure hits, misses, joins, late;
+    Measure hits, misses, joins, hints, late;
     Measure reads;
     Measure evictions_capacity, evictions_shrink, evictions_speculative;
-    Measure rereads;                                 // records brought in again after an eviction
-    Measure waves;                                   // rounds of layers whose experts did not fit at once
-    Measure blocks_micro, blocks_macro;              // layers of a prompt, by how their experts were read
-    Measure ahead_bytes;                             // of exact_bytes: asked for before a router had chosen
+    Measure rereads;                     // records brought in again after an eviction
+    Measure waves;                       // rounds of layers whose experts did not fit at once
+    Measure blocks_micro, blocks_macro;  // layers of a prompt, by how their experts were read
+    Measure ahead_bytes;                 // of exact_bytes: asked for before a router had chosen
+    // Route-ahead: routings that were the early ranking's, and those that stayed the router's; of the former, chosen
+    // experts, and how many of these the router would have chosen, too; time for ranking, for asking for reads, and for
+    // its watchdog.
+    Measure ra_committed, ra_passed, ra_slots, ra_agreed;
+    Measure ra_rank, ra_issue, ra_watch;
     Measure routed, dropped, substituted, unedited;  // what lossy options did
     Measure retries;                                 // attempts at the device beyond one per read
 

@@ -36,6 +36,11 @@ std::string speed(const Totals& t) {
     return spelled(figure("tokens_per_second", t), 2, " tok/s");
 }
 
+std::string percent(Measure part, Measure whole) {
+    if (whole.or_zero() <= 0) return "none";
+    return fmt::format("{:.1f} %", 100 * static_cast<double>(part.or_zero()) / static_cast<double>(whole.value()));
+}
+
 // The first one came out of the prompt's last batch.
 int64_t generated(const Book& book) {
     Measure out = book.of(Phase::prefill).sum.output_tokens;
@@ -125,6 +130,25 @@ std::string summary_text(const Book& book, const SummaryExtras& extras) {
                                  binds == "drive" ? "the drive" : binds,
                                  spelled(of_decode("roofline_tokens_per_second"), 2, " tok/s"),
                                  spelled(of_decode("residual_fraction"), 0, " %", 100));
+    }
+    if (const Row& sum = decode.sum; sum.hints.known()) {
+        out += fmt::format(
+            "moe-prefetch: {} experts hinted, {} read for that, {} of it used, {} evicted unused; {} reads came late\n",
+            sum.hints.value(), mib(sum.predicted_bytes), percent(sum.predicted_used, sum.predicted_bytes),
+            mib(sum.rejected_bytes), sum.late.or_zero());
+    }
+    if (const Row& sum = decode.sum; sum.ra_committed.known()) {
+        const auto per_token = [&](Measure time) {
+            const auto tokens = static_cast<double>(std::max<int64_t>(1, counted_tokens(decode).or_zero()));
+            return static_cast<double>(time.or_zero()) * 1e-6 / tokens;
+        };
+        out += fmt::format(
+            "moe-route-ahead: {} routings committed, {} passed through; committed selection agreed with the router on "
+            "{} of slots; {} read early, {} of it used; per token {:.2f} ms ranking, {:.2f} ms asking, {:.2f} ms "
+            "checking\n",
+            sum.ra_committed.value(), sum.ra_passed.or_zero(), percent(sum.ra_agreed, sum.ra_slots),
+            mib(sum.ahead_bytes), percent(sum.predicted_used, sum.ahead_bytes), per_token(sum.ra_rank),
+            per_token(sum.ra_issue), per_token(sum.ra_watch));
     }
     const Measure rss = decode.sum.rss.known() ? decode.sum.rss : prefill.sum.rss;
     out += fmt::format("memory:   {} resident, peak {}, major faults per token {}\n", mib(rss), mib(extras.peak_bytes),

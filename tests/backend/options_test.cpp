@@ -64,6 +64,11 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--wave", {"auto", "1", "64"}},
         {"--predict-log", {"1", "0"}},
         {"--prefill-mode", {"auto", "macro", "micro"}},
+        {"--prefetch", {"0", "1", "64"}},
+        {"--predict-prefetch", {"1", "0"}},
+        {"--predict-spec-max", {"0", "2", "64"}},
+        {"--route-ahead", {"0", "1", "64"}},
+        {"--route-ahead-weights", {"router", "predicted"}},
         {"--store", {"auto", "gguf", "/packs/m.gguf.sluice"}},
         {"--verify-reads", {"always", "once", "never"}},
         {"--dense-weights", {"anon", "warm", "mmap"}},
@@ -163,6 +168,43 @@ TEST(Options, LossyOptionsAreNamedAndChecked) {
         Config fresh;
         EXPECT_FALSE(take_options(fresh, a, Place::run).ok()) << text;
     }
+}
+
+// What excludes each other says why.
+TEST(Options, GuessesAndCommitmentsExcludeEachOther) {
+    const auto refused = [](const Config& config, const char* said) {
+        const Status s = validate(config);
+        EXPECT_FALSE(s.ok()) << said;
+        EXPECT_NE(s.message().find(said), std::string::npos) << s.message();
+    };
+    Config config;
+    config.prefetch = 2;
+    EXPECT_TRUE(validate(config).ok());
+    config.predict_prefetch = true;
+    refused(config, "both guess");
+    config.prefetch = 0;
+    config.predict_spec_max = 0;
+    EXPECT_TRUE(validate(config).ok());
+    config.predict_prefetch = false;
+    refused(config, "without --predict-prefetch");
+    config = {};
+    config.route_ahead = 2;
+    EXPECT_TRUE(validate(config).ok());
+    config.predict_log = true;
+    refused(config, "by itself");
+    config.predict_log = false;
+    config.expert_substitute = 0.1;
+    refused(config, "on its way");
+    config.expert_substitute = 0;
+    EXPECT_EQ(lossy_options(config), std::vector<std::string>{"--route-ahead 2"});
+    EXPECT_TRUE(has_decode_dials(config)) << "prompts know nothing of it";
+    config.prefetch = 1;
+    refused(config, "guess at the same");
+    config.prefetch = 0;
+    config.route_ahead_weights = RouteAheadWeights::predicted;
+    EXPECT_TRUE(validate(config).ok());
+    config.route_ahead = 0;
+    refused(config, "without --route-ahead");
 }
 
 TEST(Options, OursAreTakenOutAndTheRestKeepsItsOrder) {

@@ -145,14 +145,15 @@ const WeightRef* weight_of(const ggml_tensor* t) {
 // Every look at the clock takes a nanosecond, so that nothing takes none.
 class Ticking final : public Clock {
   public:
-    explicit Ticking(VirtualClock& clock) : clock_(clock) {}
+    explicit Ticking(VirtualClock& clock, Nanos step = 1) : clock_(clock), step_(step) {}
     [[nodiscard]] Nanos now() const override {
-        clock_.advance_to(clock_.now() + 1);
+        clock_.advance_to(clock_.now() + step_);
         return clock_.now();
     }
 
   private:
     VirtualClock& clock_;
+    Nanos step_;
 };
 
 class ExecutorTest : public ::testing::Test {
@@ -283,7 +284,9 @@ class ExecutorTest : public ::testing::Test {
         sched::Fetcher::Options options;
         options.slots.budget = record * slots;
         options.slots.min_slots = 1;
-        auto fetcher = sched::Fetcher::create(*store_, *engine_, clock_, std::move(options));
+        options.reads.device = device_;
+        const Clock& clock = device_.measured() ? static_cast<const Clock&>(slow_) : clock_;
+        auto fetcher = sched::Fetcher::create(*store_, *engine_, clock, std::move(options));
         ASSERT_TRUE(fetcher.ok()) << fetcher.status().message();
         runtime_->fetcher = std::move(*fetcher);
         executor_ = std::make_unique<MoeExecutor>(cpu_, weight_of);
@@ -365,6 +368,8 @@ class ExecutorTest : public ::testing::Test {
     ggml_backend_t cpu_ = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
     VirtualClock clock_;
     Ticking ticking_{clock_};
+    Ticking slow_{clock_, 200'000};  // the scheduler's: its layers take about a millisecond, and a read a tenth of it
+    sched::DeviceModel device_;      // measured: reads may be speculative
     model::Geometry geometry_;
     std::vector<std::byte> contents_;
     io::File file_;
@@ -408,6 +413,147 @@ TEST_F(ExecutorTest, InWhateverOrderExpertsComeTheGraphEndsAsIfTheyHadBeenThere)
             }
         }
     }
+}
+
+// ---- guesses
+
+class GuessTest : public ExecutorTest {
+  protected:
+    GuessTest() {
+        device_ = {.bytes_per_ns = 1, .service = 105'000, .chunk = 64 * KiB, .window = 1 * MiB, .lanes = 16};
+    }
+    // What the test says that layers will choose.
+    using Kind = int;
+    static constexpr Kind kLast = 0, kRight = 1, kWrong = 2, kRandom = 3, kAdversarial = 4;
+    void guess(Kind kind, uint32_t depth, uint32_t reads = UINT32_MAX) {
+        runtime_->prefetch.depth = depth;
+        runtime_->prefetch.reads = reads;
+        if (kind == kLast) return;
+        runtime_->prefetch.guesser = [this, kind](uint32_t, uint32_t to, route::LikelyExperts& out) {
+            out.clear();
+            const auto* chosen = static_cast<const int32_t*>(references_[to]->ids->data);
+            const std::set<int32_t> right(chosen, chosen + kTopK);
+            const auto n = static_cast<uint32_t>(kExperts);
+            for (uint32_t e = 0; e < n; ++e) {
+                const bool is_right = right.contains(static_cast<int32_t>(e));
+                const bool named = kind == kRight    ? is_right
+                                   : kind == kWrong  ? !is_right
+                                   : kind == kRandom ? random_() % 2 == 0
+                                                     : true;
+                if (named) out.push_back({e, 1.0F / static_cast<float>(n)});
+            }
+        };
+    }
+    // Whatever is on its way is joined by whoever wants it, too.
+    void expect_no_double_reads(const std::string& what) const {
+        const sched::SchedCounters& c = runtime_->fetcher->counters();
+        uint64_t asked = 0;
+        std::vector<std::pair<Nanos, uint64_t>> ends;
+        for (const io::SimRead& r : engine_->history()) {
+            asked += r.op.length;
+            for (const auto& [end, offset] : ends) {
+                if (end > r.submitted || end < 0) {
+                    EXPECT_NE(offset, r.op.offset) << what << ": asked for while it was on its way";
+                }
+            }
+            ends.emplace_back(r.finished, r.op.offset);
+        }
+        EXPECT_EQ(c.exact_physical + c.predicted_physical, asked) << what;
+    }
+};
+
+// R1, R2: right, wrong, random and adversarial guesses at every size of the cache change no byte of any result.
+TEST_F(GuessTest, WhateverIsGuessedTheGraphEndsAsWithoutGuesses) {
+    uint64_t seed = 900;
+    for (const bool fused : {false, true}) {
+        for (const Kind kind : {kLast, kRight, kWrong, kRandom, kAdversarial}) {
+            for (const uint32_t slots : {4U, 7U, 12U, 24U, 48U}) {
+                const bool overlap = seed % 4 != 0;
+                const auto depth = static_cast<uint32_t>(1 + seed % 5);
+                ASSERT_NO_FATAL_FAILURE(start({.fused = fused, .router = false, .shared = true}, ++seed, 4));
+                io::SimOptions sim;
+                sim.seed = seed;
+                sim.jitter = 3;
+                sim.shuffle = true;
+                sim.channels = 1 + static_cast<unsigned>(seed % 7);
+                ASSERT_NO_FATAL_FAILURE(stream(slots, sim, overlap));
+                guess(kind, depth, seed % 3 == 0 ? 2 : UINT32_MAX);
+                const std::string what = fmt::format("kind {} slots {} depth {} fused {}", kind, slots, depth, fused);
+                for (int token = 0; token < 6; ++token) {
+                    for (uint32_t l = 0; l < 4; ++l) ASSERT_NO_FATAL_FAILURE(choose(l, kExperts));
+                    ASSERT_NO_FATAL_FAILURE(reallocate());
+                    for (const auto& r : references_) {
+                        ASSERT_NO_FATAL_FAILURE(r->allocate());
+                        ASSERT_EQ(ggml_backend_graph_compute(cpu_, r->graph), GGML_STATUS_SUCCESS);
+                    }
+                    ASSERT_EQ(compute(), GGML_STATUS_SUCCESS) << executor_->last_error().message();
+                    expect_same(what);
+                    if (HasFailure()) return;
+                }
+                expect_no_double_reads(what);
+                if ((kind == kRight || kind == kWrong) && slots == 24) {
+                    EXPECT_GT(runtime_->fetcher->counters().predicted_bytes, 0U) << what;
+                }
+            }
+        }
+    }
+}
+
+// A right guess is used, whatever is guessed wrongly is not, and what both are is told.
+TEST_F(GuessTest, WhatGuessesWereWorthIsCounted) {
+    for (const bool right : {true, false}) {
+        ASSERT_NO_FATAL_FAILURE(start({.shared = true}, 77, 4));
+        ASSERT_NO_FATAL_FAILURE(stream(30, {}));
+        guess(right ? kRight : kWrong, 1, 2);
+        int64_t hints = 0, predicted = 0, used = 0;
+        for (int token = 0; token < 8; ++token) {
+            for (uint32_t l = 0; l < 4; ++l) ASSERT_NO_FATAL_FAILURE(choose(l, kExperts));
+            ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+            EXPECT_TRUE(pass_->predicts);
+            hints += pass_->hints;
+            predicted += pass_->predicted_bytes;
+            used += pass_->predicted_used;
+        }
+        EXPECT_GT(hints, 0);
+        EXPECT_LE(hints, 8 * 4 * 2) << "two reads for each layer at most";
+        EXPECT_GT(predicted, 0);
+        if (right) {
+            EXPECT_GE(used, predicted * 8 / 10);
+        } else {
+            EXPECT_LE(used, predicted / 2) << "what a later token happens to choose";
+        }
+    }
+}
+
+// What was read for a guess and what a router chose are in time the same: fewer waits, and not one byte more.
+TEST_F(GuessTest, RightGuessesHideReadsAndCostNoBytes) {
+    Nanos waited[2] = {0, 0};
+    uint64_t bytes[2] = {0, 0};
+    for (const bool on : {false, true}) {
+        ASSERT_NO_FATAL_FAILURE(start({.shared = true}, 78, 4));
+        ASSERT_NO_FATAL_FAILURE(stream(20, {}));
+        if (on) guess(kRight, 1);
+        for (int token = 0; token < 10; ++token) {
+            for (uint32_t l = 0; l < 4; ++l) ASSERT_NO_FATAL_FAILURE(choose(l, kExperts));
+            ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+        }
+        waited[on ? 1 : 0] = runtime_->fetcher->counters().wait;
+        bytes[on ? 1 : 0] = engine_->counters().bytes;
+    }
+    EXPECT_LT(waited[1], waited[0]);
+    EXPECT_LE(bytes[1], bytes[0] * 101 / 100);
+}
+
+// A prompt has no guesses, and one decode later they are back.
+TEST_F(GuessTest, APromptIsNotGuessed) {
+    ASSERT_NO_FATAL_FAILURE(start({.tokens = 3, .shared = true}, 79, 3));
+    ASSERT_NO_FATAL_FAILURE(stream(20, {}));
+    guess(kAdversarial, 2);
+    for (int n = 0; n < 3; ++n) {
+        ASSERT_EQ(compute(false, trace::Phase::prefill), GGML_STATUS_SUCCESS);
+        EXPECT_EQ(pass_->hints, 0);
+    }
+    EXPECT_EQ(runtime_->fetcher->counters().hints, 0U);
 }
 
 TEST_F(ExecutorTest, WithoutOverlapItIsTheSame) {

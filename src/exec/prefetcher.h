@@ -1,0 +1,36 @@
+// Owns: in decode, guessing what later layers will choose, and telling the cache and the scheduler.
+// Keeps: no way from a guess to what is computed: it reads ids and never writes them, and nobody waits for what it
+// asked for.
+#pragma once
+
+#include <ggml.h>
+
+#include <optional>
+#include <vector>
+
+#include "exec/model_runtime.h"
+#include "exec/router_book.h"
+#include "route/last_choice.h"
+#include "route/prefetch.h"
+#include "trace/pass.h"
+
+namespace sluice::exec {
+
+// One per context; the runtime's lock is held during each call.
+class Prefetcher {
+  public:
+    // The block's router chose these, in decode or in a prompt; of several tokens the last one counts.
+    void chose(const WeightRef& weight, const ggml_tensor* ids);
+    // What the block needs was asked for: what may be done for those after it. Only in decode.
+    void look_ahead(const WeightRef& weight, RouterBook& routers, trace::Pass& pass);
+
+  private:
+    void guess(uint32_t from, uint32_t to, RouterBook& routers);
+    const ModelRuntime* runtime_ = nullptr;  // that last_ is of
+    std::optional<route::LastChoice> last_;
+    std::vector<uint32_t> experts_;
+    route::LikelyExperts guesses_, chosen_;
+    std::vector<sched::Fetcher::Foreseen> foreseen_;
+};
+
+}  // namespace sluice::exec

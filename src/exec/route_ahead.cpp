@@ -1,0 +1,179 @@
+#include "exec/route_ahead.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "base/log.h"
+#include "exec/route_edit.h"
+#include "exec/views.h"
+#include "route/prefetch.h"
+
+namespace sluice::exec {
+namespace {
+
+// Adds what passes until it ends.
+class Timed {
+  public:
+    Timed(const Clock& clock, Nanos& sum) : clock_(clock), sum_(sum), began_(clock.now()) {}
+    ~Timed() { sum_ += clock_.now() - began_; }
+    Timed(const Timed&) = delete;
+    Timed& operator=(const Timed&) = delete;
+
+  private:
+    const Clock& clock_;
+    Nanos& sum_;
+    Nanos began_;
+};
+
+}  // namespace
+
+void RouteAhead::begin_graph() {
+    for (Ranking& r : rankings_) r.known = false;
+    ranked_.clear();
+    if (std::exchange(decoded_, false)) {
+        first_decode_ = false;
+        ++token_;
+    }
+}
+
+void RouteAhead::start(const ModelRuntime& runtime) {
+    if (runtime_ == &runtime) return;
+    runtime_ = &runtime;
+    const auto& sets = runtime.store->geometry().sets;
+    layer_of_.clear();
+    sets_of_.clear();
+    for (uint32_t s = 0; s < sets.size(); ++s) {
+        if (s == 0 || sets[s].layer != sets[s - 1].layer) sets_of_.emplace_back();
+        sets_of_.back().push_back(s);
+        layer_of_.push_back(static_cast<uint32_t>(sets_of_.size() - 1));
+    }
+    rankings_.assign(sets.size(), {});
+}
+
+void RouteAhead::decide(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass) {
+    const ModelRuntime& runtime = *block.weight->runtime;
+    if (runtime.route_ahead.depth == 0) return;
+    start(runtime);
+    ranked_.clear();
+    if (!pass.route_ahead) pass.route_ahead.emplace();
+    trace::Pass::RouteAhead& counts = *pass.route_ahead;
+    if (!block.decode) first_decode_ = true;
+    decoded_ = decoded_ || block.decode;
+    const bool may = block.decode && !disarmed_ && block.weight->set < rankings_.size();
+    const bool committed = may && !first_decode_ && commit(block, weight_of, routers, pass);
+    ++(committed ? counts.committed : counts.passed);
+    const uint32_t set = block.weight->set;
+    const uint32_t layer = layer_of_[set];
+    // A layer's sets share its hidden state.
+    if (!may || disarmed_ || sets_of_[layer].front() != set) return;
+    if (layer + runtime.route_ahead.depth >= sets_of_.size()) return;
+    const Timed ranking(pass.ledger.clock(), counts.rank);
+    for (const uint32_t to : sets_of_[layer + runtime.route_ahead.depth]) {
+        const RouterReplay* replay = routers.replay(to);
+        const auto x = routers.input(set);
+        if (replay == nullptr || routers.cpu() == nullptr || x.size() != replay->n_input()) continue;
+        const Status s = routers.replay(to)->run(routers.cpu(), x);
+        Ranking& r = rankings_[to];
+        r.known = s.ok();
+        if (!s.ok()) continue;
+        r.ids.assign(replay->ids().begin(), replay->ids().end());
+        r.weights.assign(replay->weights().begin(), replay->weights().end());
+        ranked_.push_back(to);
+    }
+}
+
+bool RouteAhead::commit(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass) {
+    const WeightRef& weight = *block.weight;
+    const Ranking& ranking = rankings_[weight.set];
+    ggml_tensor* ids = ggml_graph_node(block.graph, block.at)->src[2];
+    const auto n = static_cast<size_t>(ids->ne[0]);
+    if (!ranking.known || ids->ne[1] != 1 || ranking.ids.size() != n) return false;
+    const BlockWeights applied = find_block_weights(block.graph, block.at, weight_of);
+    if (applied.tensor == nullptr) {
+        refuse(weight, applied.why_not);
+        return false;
+    }
+    RouterReplay* replay = routers.replay(weight.set);
+    const auto x = routers.input(weight.set);
+    if (replay == nullptr || routers.cpu() == nullptr || x.size() != replay->n_input()) {
+        refuse(weight, routers.why(weight.set));
+        return false;
+    }
+    trace::Pass::RouteAhead& counts = *pass.route_ahead;
+    const bool true_weights = !runtime_->route_ahead.predicted_weights;
+    std::span<const float> weights = ranking.weights;
+    const auto router_id = [&](size_t k) { return id_at(ids, static_cast<int64_t>(k), 0); };
+    if (true_weights || (token_ + weight.set) % kCheckEvery == 0) {
+        const Timed watching(pass.ledger.clock(), counts.watch);
+        if (const Status s = replay->run(routers.cpu(), x); !s.ok()) {
+            refuse(weight, s.message());
+            return false;
+        }
+        for (size_t k = 0; k < n; ++k) {
+            if (replay->ids()[k] == router_id(k)) continue;
+            disarm(weight, fmt::format("for rank {} the router chose expert {}, its copy {}", k, router_id(k),
+                                       replay->ids()[k]));
+            return false;
+        }
+        if (true_weights) {
+            const auto given = replay->weights_of(routers.cpu(), ranking.ids);
+            if (!given.ok()) {
+                refuse(weight, given.status().message());
+                return false;
+            }
+            weights = *given;
+        }
+    }
+    if (weights.size() != n) return false;
+    counts.slots += static_cast<int64_t>(n);
+    for (const int32_t e : ranking.ids) {
+        for (size_t k = 0; k < n; ++k) counts.agreed += router_id(k) == e ? 1 : 0;
+    }
+    for (size_t k = 0; k < n; ++k) {
+        std::memcpy(static_cast<char*>(ids->data) + k * ids->nb[0], &ranking.ids[k], sizeof(int32_t));
+        std::memcpy(static_cast<char*>(applied.tensor->data) + k * applied.tensor->nb[1], &weights[k], sizeof(float));
+    }
+    return true;
+}
+
+void RouteAhead::look_ahead(const WeightRef& weight, trace::Pass& pass) {
+    if (runtime_ != weight.runtime || ranked_.empty() || !runtime_->route_ahead.early_reads) return;
+    const Timed issuing(pass.ledger.clock(), pass.route_ahead->issue);
+    sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const store::RecordStore& store = *weight.runtime->store;
+    for (const uint32_t to : std::exchange(ranked_, {})) {
+        const Ranking& r = rankings_[to];
+        const float sum = std::accumulate(r.weights.begin(), r.weights.end(), 0.0F);
+        guesses_.clear();
+        for (size_t k = 0; k < r.ids.size(); ++k) {
+            const float share = sum > 0 ? r.weights[k] / sum : 1;
+            guesses_.push_back({static_cast<uint32_t>(r.ids[k]), share});
+        }
+        std::stable_sort(guesses_.begin(), guesses_.end(),
+                         [](const route::Likely& a, const route::Likely& b) { return a.weight > b.weight; });
+        // What would be dropped unread is left where it is.
+        const auto cold = static_cast<float>(runtime_->dials.drop_cold / static_cast<double>(r.ids.size()));
+        const auto resident = [&](uint32_t e) { return fetcher.resident(store.record(to, e)); };
+        route::choose_prefetch(guesses_, {.drop_below = cold}, resident, chosen_);
+        early_.clear();
+        for (const route::Likely& c : chosen_) early_.push_back({store.record(to, c.expert), c.weight});
+        fetcher.commit(early_);
+    }
+}
+
+void RouteAhead::disarm(const WeightRef& weight, const std::string& why) {
+    disarmed_ = true;
+    log(LogLevel::error,
+        "--route-ahead is off from now on: in layer {} {}. Experts run as the routers choose; please report the model",
+        weight.runtime->store->geometry().sets[weight.set].layer, why);
+}
+
+void RouteAhead::refuse(const WeightRef& weight, const std::string& why) {
+    if (std::exchange(told_, true)) return;
+    log(LogLevel::warn, "--route-ahead leaves layer {} to its router: {}",
+        weight.runtime->store->geometry().sets[weight.set].layer, why);
+}
+
+}  // namespace sluice::exec

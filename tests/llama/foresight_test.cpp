@@ -1,0 +1,361 @@
+// Looking ahead, in whole models: guesses change nothing, and choices that are committed early are a function of the
+// tokens alone.
+#include <ggml-backend.h>
+#include <gtest/gtest.h>
+#include <llama.h>
+#include <sluice/sluice.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/model_state.h"
+#include "backend/recording.h"
+#include "base/bytes.h"
+#include "base/log.h"
+#include "io/unreliable_engine.h"
+#include "model/geometry.h"
+
+namespace sluice {
+namespace {
+
+using Model = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
+using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
+
+std::string path_of(const std::string& name) {
+    return std::string(std::getenv("SLUICE_TEST_MODELS")) + "/" + name + ".gguf";
+}
+
+// One of each architecture and of each further form.
+std::vector<std::string> all_models() {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(std::getenv("SLUICE_TEST_MODELS"))) {
+        const std::string name = entry.path().stem().string();
+        if (entry.path().extension() != ".gguf" || name.starts_with("dense") || name.starts_with("wide")) continue;
+        if (name.ends_with("-f16")) names.push_back(name);
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+// As many experts of the largest set as fit, for a cache of `share` of all experts.
+uint64_t cache_for(const std::string& name, double share) {
+    const auto index = model::GgufIndex::open(path_of(name));
+    const auto geometry = model::derive_geometry(*index);
+    uint64_t slot = 0, experts = 0;
+    for (const auto& set : geometry->sets) {
+        uint64_t bytes = 0;
+        for (const auto& t : set.tensors) bytes += (t.bytes_per_expert + 2 * 4096) / 4096 * 4096;
+        slot = std::max(slot, bytes);
+        experts += set.n_expert;
+    }
+    return slot * std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(experts) * share));
+}
+
+std::vector<std::string> g_said;
+
+struct Outcome {
+    bool ok = false;
+    std::vector<float> logits;
+    trace::Row decode;  // sums of decode
+};
+
+int64_t grown(trace::Measure now, trace::Measure before) {
+    return now.or_zero() - before.or_zero();
+}
+
+trace::Row decode_sums() {
+    trace::Row row;
+    backend::recorder()->with_book([&](const trace::Book& b) { row = b.of(trace::Phase::decode).sum; });
+    return row;
+}
+
+// Whether each router's choice is disturbed after it is made.
+struct Disturb {
+    int from_token = -1;
+    int token = 0;
+    static bool call(ggml_tensor* t, bool ask, void* self) {
+        auto* d = static_cast<Disturb*>(self);
+        const bool is_choice = std::strncmp(t->name, "ffn_moe_topk", 12) == 0;
+        if (ask) return is_choice;
+        if (is_choice && t->ne[1] == 1 && d->from_token >= 0 && d->token >= d->from_token) {
+            auto* ids = static_cast<int32_t*>(t->data);
+            std::swap(ids[0], ids[1]);
+        }
+        return true;
+    }
+};
+
+// Greedy: a prompt, then `n` tokens one by one. All logits of the latter.
+Outcome run(const std::string& name, Config config, int n = 12, Disturb* disturb = nullptr) {
+    Outcome out;
+    config.verbosity = Verbosity::warn;
+    config.record = "/dev/null";
+    config.history = true;
+    std::string error;
+    if (!start(config, &error)) {
+        ADD_FAILURE() << error;
+        return out;
+    }
+    const trace::Row before = decode_sums();
+    llama_model_params mp = llama_model_default_params();
+    mp.use_extra_bufts = false;
+    mp.n_gpu_layers = 0;
+    const Model model(llama_model_load_from_file(path_of(name).c_str(), mp), llama_model_free);
+    if (model == nullptr) return out;
+    llama_context_params cp = llama_context_default_params();
+    cp.n_ctx = 128;
+    cp.n_threads = cp.n_threads_batch = 1;
+    cp.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    if (disturb != nullptr) {
+        cp.cb_eval = Disturb::call;
+        cp.cb_eval_user_data = disturb;
+    }
+    {
+        const Context ctx(llama_init_from_model(model.get(), cp), llama_free);
+        if (ctx == nullptr) return out;
+        const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model.get()));
+        std::vector<llama_token> tokens;
+        for (int i = 0; i < 9; ++i) tokens.push_back((i * 7919 + 13) % n_vocab);
+        if (llama_decode(ctx.get(), llama_batch_get_one(tokens.data(), 9)) != 0) return out;
+        for (int g = 0; g < n; ++g) {
+            const float* l = llama_get_logits_ith(ctx.get(), -1);
+            auto next = static_cast<llama_token>(std::max_element(l, l + n_vocab) - l);
+            if (disturb != nullptr) disturb->token = g;
+            if (llama_decode(ctx.get(), llama_batch_get_one(&next, 1)) != 0) {
+                ADD_FAILURE() << last_error();
+                return out;
+            }
+            l = llama_get_logits_ith(ctx.get(), -1);
+            out.logits.insert(out.logits.end(), l, l + n_vocab);
+        }
+        out.ok = true;
+    }
+    const trace::Row after = decode_sums();
+    for (const trace::Column& c : trace::columns()) {
+        if (c.total == trace::Total::sum)
+            c.of(out.decode) = grown(trace::value_of(c, after), trace::value_of(c, before));
+    }
+    return out;
+}
+
+bool same(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+class ForesightTest : public ::testing::Test {
+  protected:
+    ForesightTest() {
+        g_said.clear();
+        set_log_sink([](LogLevel level, const std::string& line) {
+            if (level <= LogLevel::warn) g_said.push_back(line);
+        });
+    }
+    ~ForesightTest() override {
+        set_log_sink(nullptr);
+        backend::set_foresight({});
+        backend::wrap_engines(nullptr);
+    }
+    static bool said(const std::string& what) {
+        return std::any_of(g_said.begin(), g_said.end(),
+                           [&](const std::string& s) { return s.find(what) != std::string::npos; });
+    }
+    // Speculation may go to the drive, whatever this machine's is.
+    static void measured() {
+        backend::Foresight f;
+        f.device = sched::DeviceModel{
+            .bytes_per_ns = 1, .service = 1000, .chunk = 1U << 20U, .window = 8U << 20U, .lanes = 16};
+        backend::set_foresight(f);
+    }
+};
+
+// R1, R2: whatever is guessed, on every architecture, logits are those of a run that guesses nothing.
+TEST_F(ForesightTest, GuessesChangeNoLogit) {
+    int64_t hints = 0, predicted = 0;
+    for (const std::string& name : all_models()) {
+        Config config;
+        config.cache_bytes = cache_for(name, 0.5);
+        const Outcome want = run(name, config);
+        ASSERT_TRUE(want.ok) << name;
+        measured();
+        for (const int kind : {0, 1, 2}) {
+            Config guessing = config;
+            guessing.cache_bytes = cache_for(name, kind == 1 ? 0.7 : 0.4);
+            guessing.prefetch = kind < 2 ? static_cast<unsigned>(1 + kind) : 0;
+            guessing.predict_prefetch = kind == 2;
+            guessing.overlap = kind != 1;
+            const Outcome got = run(name, guessing);
+            ASSERT_TRUE(got.ok) << name;
+            EXPECT_TRUE(same(got.logits, want.logits)) << name << " kind " << kind;
+            hints += got.decode.hints.or_zero();
+            predicted += got.decode.predicted_bytes.or_zero();
+        }
+        backend::set_foresight({});
+    }
+    EXPECT_GT(hints, 0);
+    EXPECT_GT(predicted, 0);
+}
+
+TEST_F(ForesightTest, AnUnmeasuredDriveIsSaid) {
+    backend::Foresight f;
+    f.device = sched::DeviceModel{};
+    backend::set_foresight(f);
+    Config config;
+    config.cache_bytes = cache_for("qwen3moe-deep-f16", 0.5);
+    config.prefetch = 1;
+    const Outcome got = run("qwen3moe-deep-f16", config);
+    ASSERT_TRUE(got.ok);
+    EXPECT_TRUE(said("--prefetch reads nothing early"));
+    EXPECT_EQ(got.decode.predicted_bytes.or_zero(), 0);
+}
+
+// Every architecture: what the copies of its routers choose is what the routers choose, or the watchdog would say so;
+// and most choices are committed.
+TEST_F(ForesightTest, RouteAheadKnowsEveryArchitecture) {
+    std::map<std::string, std::string> left;  // to their routers, and why
+    for (const std::string& name : all_models()) {
+        g_said.clear();
+        Config config;
+        config.cache_bytes = cache_for(name, 0.5);
+        config.route_ahead = 1;
+        const Outcome got = run(name, config);
+        ASSERT_TRUE(got.ok) << name;
+        EXPECT_FALSE(said("off from now on")) << name << ": " << g_said.front();
+        const trace::Row& d = got.decode;
+        EXPECT_LE(d.ra_agreed.or_zero(), d.ra_slots.or_zero()) << name;
+        std::printf("%-28s %4lld committed, %4lld passed, %5.1f %% agreed%s%s\n", name.c_str(),
+                    static_cast<long long>(d.ra_committed.or_zero()), static_cast<long long>(d.ra_passed.or_zero()),
+                    100.0 * static_cast<double>(d.ra_agreed.or_zero()) /
+                        static_cast<double>(std::max<int64_t>(1, d.ra_slots.or_zero())),
+                    g_said.empty() ? "" : "; ", g_said.empty() ? "" : g_said.front().c_str());
+        if (d.ra_committed.or_zero() == 0) left[name] = g_said.empty() ? "" : g_said.front();
+    }
+    for (const auto& [name, why] : left) EXPECT_NE(why, "") << name << " commits nothing and does not say why";
+}
+
+// Twenty runs at N = 1, 2, 4: caches of every size, lanes, completions in any order, with and without overlap.
+TEST_F(ForesightTest, RouteAheadIsAFunctionOfTheTokens) {
+    const std::string name = "qwen3moe-deep-f16";
+    for (const unsigned ahead : {1U, 2U, 4U}) {
+        for (const bool predicted : {false, true}) {
+            std::vector<float> want;
+            for (int turn = 0; turn < 20; ++turn) {
+                const auto what = std::make_shared<io::Unreliability>();
+                what->order_seed = static_cast<uint64_t>(turn);
+                backend::wrap_engines([what](std::unique_ptr<io::Engine> inner) -> std::unique_ptr<io::Engine> {
+                    return std::make_unique<io::UnreliableEngine>(std::move(inner), what);
+                });
+                Config config;
+                constexpr double kShares[] = {0.02, 0.1, 0.25, 0.5, 0.75, 1.1};
+                config.cache_bytes = cache_for(name, kShares[turn % 6]);
+                config.io_threads = 1 + static_cast<unsigned>(turn % 5);
+                config.overlap = turn % 7 != 0;
+                config.route_ahead = ahead;
+                if (predicted) config.route_ahead_weights = RouteAheadWeights::predicted;
+                const Outcome got = run(name, config);
+                ASSERT_TRUE(got.ok);
+                EXPECT_GT(got.decode.ra_committed.or_zero(), 0);
+                if (turn == 0) want = got.logits;
+                ASSERT_TRUE(same(got.logits, want)) << "N " << ahead << " turn " << turn << " predicted " << predicted;
+            }
+        }
+    }
+}
+
+TEST_F(ForesightTest, RouteAheadOfAllLayersIsTheRouters) {
+    for (const std::string name : {"qwen3moe-deep-f16", "deepseek2-f16"}) {
+        Config config;
+        config.cache_bytes = cache_for(name, 0.5);
+        const Outcome want = run(name, config);
+        config.route_ahead = 64;
+        const Outcome got = run(name, config);
+        ASSERT_TRUE(want.ok && got.ok);
+        EXPECT_TRUE(same(got.logits, want.logits)) << name;
+        EXPECT_EQ(got.decode.ra_committed.or_zero(), 0);
+        EXPECT_GT(got.decode.ra_passed.or_zero(), 0);
+        EXPECT_TRUE(said("has no effect"));
+    }
+}
+
+// One expert per layer: its weight is 1 if the model normalises, whichever it is.
+TEST_F(ForesightTest, RouteAheadWithOneExpertPerLayer) {
+    Config config;
+    config.cache_bytes = cache_for("qwen3moe-top1-f16", 0.5);
+    config.route_ahead = 1;
+    const Outcome a = run("qwen3moe-top1-f16", config);
+    config.cache_bytes = cache_for("qwen3moe-top1-f16", 0.25);
+    const Outcome b = run("qwen3moe-top1-f16", config);
+    ASSERT_TRUE(a.ok && b.ok);
+    EXPECT_TRUE(same(a.logits, b.logits));
+    EXPECT_GT(a.decode.ra_committed.or_zero(), 0);
+    EXPECT_EQ(a.decode.ra_slots.or_zero(), a.decode.ra_committed.or_zero());
+}
+
+// The same choices with and without early reads: the same logits, as many bytes, and what is read early is used.
+TEST_F(ForesightTest, EarlyReadsCostNoBytes) {
+    const std::string name = "qwen3moe-deep-f16";
+    for (const double share : {0.25, 0.5, 0.75}) {
+        for (const unsigned ahead : {1U, 2U}) {
+            Config config;
+            config.cache_bytes = cache_for(name, share);
+            config.route_ahead = ahead;
+            const Outcome early = run(name, config, 40);
+            backend::Foresight f;
+            f.no_early_reads = true;
+            backend::set_foresight(f);
+            // What is read early takes its slot that much sooner, as if the cache had as many fewer.
+            config.cache_bytes = *config.cache_bytes - ahead * 2 * cache_for(name, 0);
+            const Outcome late = run(name, config, 40);
+            backend::set_foresight({});
+            ASSERT_TRUE(early.ok && late.ok);
+            EXPECT_TRUE(same(early.logits, late.logits));
+            const int64_t bytes = early.decode.exact_bytes.or_zero(), without = late.decode.exact_bytes.or_zero();
+            std::printf("%.2f N %u: %.3f of the bytes, %.3f of early ones used\n", share, ahead,
+                        static_cast<double>(bytes) / static_cast<double>(without),
+                        static_cast<double>(early.decode.predicted_used.or_zero()) /
+                            static_cast<double>(std::max<int64_t>(1, early.decode.ahead_bytes.or_zero())));
+            EXPECT_LE(bytes, without * 101 / 100) << share << " N " << ahead;
+            EXPECT_EQ(late.decode.ahead_bytes.or_zero(), 0);
+            EXPECT_GT(early.decode.ahead_bytes.or_zero(), 0);
+            EXPECT_GE(early.decode.predicted_used.or_zero(), early.decode.ahead_bytes.or_zero() * 97 / 100)
+                << share << " N " << ahead;
+            EXPECT_EQ(early.decode.predicted_bytes.or_zero(), 0) << "nothing of it is a guess";
+        }
+    }
+}
+
+// A router that chooses something else than its copy is found out within 64 tokens, whichever weights are used.
+TEST_F(ForesightTest, TheWatchdogEndsRouteAheadAloud) {
+    for (const bool predicted : {false, true}) {
+        g_said.clear();
+        Config config;
+        config.cache_bytes = cache_for("qwen3moe-deep-f16", 0.5);
+        config.route_ahead = 1;
+        if (predicted) config.route_ahead_weights = RouteAheadWeights::predicted;
+        Disturb disturb;
+        disturb.from_token = 4;
+        const Outcome got = run("qwen3moe-deep-f16", config, 4 + 64, &disturb);
+        ASSERT_TRUE(got.ok);
+        EXPECT_TRUE(said("--route-ahead is off from now on")) << predicted;
+        Disturb none;
+        g_said.clear();
+        ASSERT_TRUE(run("qwen3moe-deep-f16", config, 68, &none).ok);
+        EXPECT_FALSE(said("off from now on")) << g_said.front();
+    }
+}
+
+}  // namespace
+}  // namespace sluice
+
+int main(int argc, char** argv) {
+    testing::InitGoogleTest(&argc, argv);
+    llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
+    llama_backend_init();
+    return RUN_ALL_TESTS();
+}
