@@ -94,9 +94,15 @@ Result<Asked> parse(std::vector<std::string>& arguments) {
 
 Result<std::string> read_file(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
-    if (!file) return error(Code::not_found, "{} cannot be read", path);
-    std::string text(std::istreambuf_iterator<char>(file), {});
-    if (text.size() > kMostText) return error(Code::invalid_argument, "{} is larger than any text this needs", path);
+    std::string text;
+    std::vector<char> piece(size_t{64} * KiB);
+    while (file.read(piece.data(), static_cast<std::streamsize>(piece.size())) || file.gcount() > 0) {
+        text.append(piece.data(), static_cast<size_t>(file.gcount()));
+        if (text.size() > kMostText)
+            return error(Code::invalid_argument, "{} is larger than any text this needs", path);
+    }
+    // A directory opens, too, but gives no bytes.
+    if (!file.eof()) return error(Code::not_found, "{} cannot be read", path);
     return text;
 }
 
@@ -109,6 +115,21 @@ struct Row {
         return lossy.empty() ? "lossless" : fmt::format("{}", fmt::join(lossy, " "));
     }
 };
+
+// Each run is one of several, from an empty cache.
+Status check_run(const Config& config) {
+    if (backend::has_outputs(config)) {
+        return error(Code::invalid_argument,
+                     "records and traces are of one run, and this command makes several: use sluice run");
+    }
+    if (config.profile != "off") {
+        return error(Code::invalid_argument,
+                     "--profile {}: each run would know what the one before it used, and none could be compared with "
+                     "another: leave it out",
+                     config.profile);
+    }
+    return {};
+}
 
 // The runs that were asked for; the first is without lossy options.
 Result<std::vector<Row>> rows_of(const Config& given, const std::vector<std::string>& with) {
@@ -127,6 +148,7 @@ Result<std::vector<Row>> rows_of(const Config& given, const std::vector<std::str
         if (!arguments.empty())
             return error(Code::invalid_argument, "--with takes streaming options, and \"{}\" is none", arguments[0]);
         if (Status s = backend::validate(config, said); !s.ok()) return s.within("--with");
+        if (Status s = check_run(config); !s.ok()) return s.within("--with");
         if (backend::lossy_options(config).empty())
             return error(Code::invalid_argument, "--with \"{}\" turns nothing lossy on", flags);
         add(config);
@@ -298,11 +320,7 @@ int quality_command(std::vector<std::string> arguments) {
     if (Status s = backend::take_options(config, arguments, backend::Place::tool, nullptr, &given); !s.ok())
         return fail(s, kUsage);
     if (Status s = backend::validate(config, given); !s.ok()) return fail(s, kUsage);
-    if (backend::has_outputs(config)) {
-        return fail(error(Code::invalid_argument,
-                          "records and traces are of one run, and this command makes several: use sluice run"),
-                    kUsage);
-    }
+    if (Status s = check_run(config); !s.ok()) return fail(s, kUsage);
     auto rows = rows_of(config, asked.with);
     if (!rows.ok()) return fail(rows.status(), kUsage);
     auto text = read_file(asked.file);
