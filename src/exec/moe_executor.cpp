@@ -370,7 +370,9 @@ bool MoeExecutor::visit(const WeightRef& weight, const ggml_tensor* ids) {
         decoding_ = pass_->told ? *pass_->told == trace::Phase::decode : ids->ne[1] == 1;
         pass_->phase = decoding_ ? trace::Phase::decode : trace::Phase::prefill;
         pass_->model = runtime.number;
-        pass_->warmup = geometry.n_expert_used > 0 && ids->ne[0] > static_cast<int64_t>(geometry.n_expert_used);
+        // llama.cpp warms up with all experts. Fewer than all may be more than the model says, with --override-kv.
+        pass_->warmup = geometry.n_expert_used > 0 && ids->ne[0] > static_cast<int64_t>(geometry.n_expert_used) &&
+                        ids->ne[0] == static_cast<int64_t>(geometry.sets[weight.set].n_expert);
         pass_->tokens += ids->ne[1];
         phase(runtime).tokens += static_cast<uint64_t>(ids->ne[1]);
     }
