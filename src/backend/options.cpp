@@ -106,7 +106,7 @@ Status set_number(N& field, std::string_view text, N least, N most, const char* 
     const auto [end, ec] = std::from_chars(text.data(), text.data() + text.size(), n);
     if (ec != std::errc() || end != text.data() + text.size() || !(n >= least && n <= most))
         return bad_value(text, wanted);
-    field = n;
+    field = n == 0 ? N{0} : n;  // -0 is 0, which is off
     return {};
 }
 
@@ -592,6 +592,7 @@ Status validate(const Config& config, const Given& given) {
     }
     // Two outputs in one file would overwrite each other.
     std::vector<const std::string*> files;
+    if (config.profile != "off" && config.profile != "auto") files.push_back(&config.profile);
     for (const std::string Config::*f : kOutputFiles) {
         const std::string& path = config.*f;
         if (path.empty()) continue;

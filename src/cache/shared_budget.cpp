@@ -96,7 +96,8 @@ void SharedBudget::divide() {
         least += s->least_;
         most += s->most_;
     }
-    governor_.set_bounds(std::max(floor_, least), std::max(least, std::min(ceiling_, most)));
+    // A floor above all that experts can use is no memory that anybody wants.
+    governor_.set_bounds(std::max(std::min(floor_, most), least), std::max(least, std::min(ceiling_, most)));
     const uint64_t limit = governor_.limit();
     const uint64_t rest = sub_floored(limit, least);
     for (BudgetShare* s : shares_) {

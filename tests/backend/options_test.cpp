@@ -128,6 +128,10 @@ TEST(Options, CombinationsThatCannotBeAreErrors) {
     EXPECT_FALSE(validate(config).ok());
     config.csv = "other";
     EXPECT_TRUE(validate(config).ok());
+    config.profile = "other";
+    EXPECT_NE(validate(config).message().find("other"), std::string::npos) << "what it knows would be gone";
+    config.profile = "a third";
+    EXPECT_TRUE(validate(config).ok());
     config.token_trace_at = 3;
     EXPECT_FALSE(validate(config).ok());
     config.token_trace = "token";
@@ -162,6 +166,11 @@ TEST(Options, LossyOptionsAreNamedAndChecked) {
     EXPECT_TRUE(validate(config).ok());
     config.drop_cold_experts = 0;
     EXPECT_NE(validate(config).message().find("no effect"), std::string::npos);
+
+    config = Config();
+    std::vector<std::string> nothing{"--drop-cold-experts", "-0", "--expert-substitute=-0.0"};
+    ASSERT_TRUE(take_options(config, nothing, Place::run).ok());
+    EXPECT_TRUE(lossy_options(config).empty()) << "minus nothing is nothing";
 
     for (const char* text : {"-1", "nan", "inf", "1025", "x", ""}) {
         std::vector<std::string> a{"--drop-cold-experts", text};

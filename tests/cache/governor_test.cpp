@@ -377,6 +377,27 @@ TEST_F(Shared, ASmallOneGetsWhatItNeeds) {
     EXPECT_LE(a->limit() + b->limit(), GiB);
 }
 
+TEST_F(Shared, AFloorAboveAllThatExpertsTakeIsNotWanted) {
+    Governor::Options o = options();
+    o.floor = 64 * GiB;
+    budget_ = make(o);
+    Governor::Room found;
+    const auto share = budget_->join(10 * MiB, GiB, &found);
+    EXPECT_FALSE(found.below_floor);
+    EXPECT_EQ(share->limit(), GiB);
+    EXPECT_EQ(budget_->limit(), GiB);
+    share->holds(GiB);
+    seen_ = GiB;
+    for (int i = 0; i < 20; ++i) {
+        clock_.advance_to(clock_.now() + SharedBudget::kLookEvery);
+        (void)share->limit();
+    }
+    EXPECT_TRUE(told_.empty()) << "no memory is short";
+    machine_.others = 40 * GiB;
+    clock_.advance_to(clock_.now() + SharedBudget::kLookEvery);
+    EXPECT_EQ(share->limit(), GiB) << "it is a floor all the same";
+}
+
 TEST_F(Shared, MemoryIsNotReadMoreOftenThanItHasTo) {
     budget_ = make(options());
     const auto share = budget_->join(MiB, 8 * GiB);

@@ -185,6 +185,19 @@ class ExpertsUsed(unittest.TestCase):
             texts.add(ours)
         self.assertGreater(len(texts), 1)
 
+    def test_more_than_the_model_says_is_no_warm_up(self):
+        # Only the plug-in can meet it: the program that loads the model decides.
+        with tempfile.TemporaryDirectory() as work:
+            record = os.path.join(work, "r.jsonl")
+            facts = json.loads(call([ARGS.sluice, "inspect", ARGS.model, "--json"])[0])
+            call([os.path.join(ARGS.llama_bin, "llama-completion"), "-m", ARGS.model, "-p", PROMPT, "-n", "8", "-c", "256", "--temp", "0",
+                  "-t", "1", "-no-cnv", "--override-kv", f"{facts['architecture']}.expert_used_count=int:{facts['experts_used'] + 1}"],
+                 env=environment(LD_PRELOAD=ARGS.plugin, SLUICE_CACHE_MB="4", SLUICE_DROP_COLD_EXPERTS="1", SLUICE_RECORD=record))
+            with open(record, encoding="utf-8") as f:
+                rows = [r for r in map(json.loads, f) if r.get("kind") == "row"]
+            self.assertEqual(sum(r["phase"] == 1 for r in rows), 7)
+            self.assertGreater(sum(r["dropped"] or 0 for r in rows), 0)
+
     def test_what_no_model_has_is_refused(self):
         _, err = run("--n-expert-used", "60000", code=2)
         self.assertIn("experts in a layer", err)
@@ -285,6 +298,10 @@ class Quality(unittest.TestCase):
                              (["--with", "--cache-mb 3"], "nothing lossy"),
                              (["--with", "--frobnicate"], "is none"),
                              (["--drop-cold-experts", "1", "--record", "x"], "sluice run"),
+                             (["--with", "--drop-cold-experts 1 --record x"], "sluice run"),
+                             (["--drop-cold-experts", "1", "--profile", "x"], "--profile x"),
+                             (["--with", "--drop-cold-experts 1 --profile x"], "--profile x"),
+                             (["--drop-cold-experts", "1", "--file", "/"], "cannot be read"),
                              (["--drop-cold-experts", "1", "--battery", "/nonexistent"], "cannot be read")):
             _, err = self.quality(*extra, code=2)
             self.assertIn(words, err)
