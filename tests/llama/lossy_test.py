@@ -27,10 +27,13 @@ def environment(**extra):
     return {**env, "SLUICE_NO_HISTORY": "1", **extra}
 
 
-def call(command, code=0, env=None):
+def call(command, code=0, env=None, tries=10):
     done = subprocess.run(command, env=env or environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, timeout=280)
     out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    # llama.cpp's logger, which prints the text, may lose its end when a tool of its ends; the last line tells.
+    if command[0].endswith("llama-completion") and done.returncode == 0 and "graphs reused" not in err and tries > 1:
+        return call(command, code, env, tries - 1)
     assert done.returncode == code, f"{' '.join(command)}: exit {done.returncode}, wanted {code}: {err[-2000:]}"
     return out, err
 
