@@ -310,10 +310,12 @@ void ModelState::set_prefetch() {
         log(LogLevel::warn, "{} has no effect: the model has one layer with experts", flag);
         prefetch.depth = 0;
     } else if (!device_.measured() && prefetch.reads > 0) {
-        log(LogLevel::warn,
-            "{} reads nothing early, but keeps what is there: the drive of {} is not measured, or has no room "
-            "for reads that may be in vain (sluice probe {} tells)",
-            flag, index_.files()[0].path, index_.files()[0].path);
+        const std::string& file = index_.files()[0].path;
+        log(LogLevel::warn, "{} reads nothing early, but keeps what is there: {}", flag,
+            device_.bytes_per_ns > 0
+                ? fmt::format("as sluice probe found the drive of {}, a read in vain would hold up others too long",
+                              file)
+                : fmt::format("the drive of {} was not measured yet (sluice probe {})", file, file));
     }
 }
 

@@ -17,10 +17,12 @@ int dispatch(std::vector<std::string> arguments) {
         cli::ignore_memory_signals();
         return cli::serve_command(std::move(arguments));
     }
-    if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h" || arguments[0] == "help") {
+    const bool bare_help = arguments.size() == 1 && arguments[0] == "help";
+    if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h" || bare_help) {
         std::fputs(cli::main_help().c_str(), arguments.empty() ? stderr : stdout);
         return arguments.empty() ? cli::kUsage : cli::kOk;
     }
+    if (arguments[0] == "help" && arguments.size() > 1) arguments = {arguments[1], "--help"};
     const std::string name = arguments[0];
     if (name == "--version") {
         std::printf("sluice %s for %s\n", version(), llama_version_needed());

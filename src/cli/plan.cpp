@@ -2,6 +2,7 @@
 // Keeps: no expert is read and no weight is loaded; nothing is written but the processor's speed, to the history.
 #include <arg.h>
 #include <common.h>
+#include <fmt/ranges.h>
 #include <log.h>
 
 #include <algorithm>
@@ -56,6 +57,12 @@ Result<Asked> parse(std::vector<std::string> arguments) {
         }
     }
     if (Status s = backend::validate(asked.config); !s.ok()) return s;
+    if (const auto lossy = backend::lossy_options(asked.config); !lossy.empty()) {
+        return error(Code::invalid_argument,
+                     "plan knows what the routers choose, not what {} makes of it: leave it out; sluice quality "
+                     "measures what it saves",
+                     fmt::join(lossy, " "));
+    }
     if (!names_model(asked.rest)) return error(Code::invalid_argument, "which model? sluice plan MODEL");
     return asked;
 }

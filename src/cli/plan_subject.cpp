@@ -34,7 +34,8 @@ std::string machine_name() {
 
 bool for_comparison(const Config& c) {
     return !c.overlap || c.wave != 0 || c.io_engine == IoEngine::mmap || !c.direct_io || !c.mirrors.empty() ||
-           c.verify_reads == VerifyReads::always || !backend::lossy_options(c).empty() || !c.compute_trace.empty() || !c.compute_trace_layers.empty();
+           c.verify_reads == VerifyReads::always || !backend::lossy_options(c).empty() || c.predict_log ||
+           !c.compute_trace.empty() || !c.compute_trace_layers.empty();
 }
 
 uint64_t count_of(trace::Measure m) {

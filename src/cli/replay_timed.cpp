@@ -114,8 +114,10 @@ Result<replay::Drive> drive_for(const TimedAsked& asked, const std::string& path
     if (asked.drive) return *asked.drive;
     const auto verdict = machine::find_verdict(path);
     if (!verdict.ok() || !verdict->derived) {
-        return error(Code::not_found, "the drive under {} is not known: {} (or --device RATE,LATENCY,DEPTH)", path,
-                     verdict.ok() ? "it was not measured; sluice probe" : verdict.status().message());
+        return error(Code::not_found,
+                     "{}; or --model MODEL for the drive that the model is on, or --device RATE,LATENCY,DEPTH",
+                     verdict.ok() ? fmt::format("what sluice probe found of the drive under {} is not enough", path)
+                                  : verdict.status().message());
     }
     return replay::drive_of(*verdict->derived);
 }

@@ -182,6 +182,11 @@ int run_command(std::vector<std::string> arguments) {
         line_open = text.back() != '\n';
         write(text);
     };
+    // What is said when the model goes begins a line of its own.
+    options.on_end = [&] {
+        if (line_open && !output_broken) write("\n");
+        line_open = false;
+    };
     if (config.progress) {
         options.on_text = [](const std::string&) {};
         trace::Planned planned;
@@ -210,10 +215,6 @@ int run_command(std::vector<std::string> arguments) {
     loading.clear();
     if (live != nullptr) live->stop();
     g_live = nullptr;
-    if (line_open && !output_broken) {
-        std::fputs("\n", stdout);
-        std::fflush(stdout);
-    }
     if (g.prompt_tokens > 0) print_summary(g, output_broken);
     if (!g.status.ok()) return fail(g.status, kFailed);
     backend::recorder()->with_book([&](const trace::Book& book) { remember_run(params.model.path, config, book); });

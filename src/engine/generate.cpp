@@ -310,6 +310,7 @@ Generation generate(common_params& params, const GenerateOptions& options) {
     llama_set_abort_callback(
         run.ctx, [](void* self) { return static_cast<const Run*>(self)->stopped(); }, &run);
     run_loaded(run, init->model());
+    if (options.on_end) options.on_end();
     end_record(out, fmt::format("{:016x}", XXH3_64bits_digest(digest.get())));
     // Freeing the model would wait for reads that are still on their way, and one may never come.
     if (out.interrupted) backend::stop_all();

@@ -30,6 +30,7 @@ struct GenerateOptions {
     std::string prompt;
     bool chat = false;  // put the prompt into the model's chat template as the user's message
     std::function<void(const std::string&)> on_text;  // pieces of valid UTF-8
+    std::function<void()> on_end;                     // no text follows; the model is freed next. May be empty
     std::function<bool(float)> on_load;               // progress 0..1; returning false stops the load
     const std::atomic<bool>* stop = nullptr;          // may be set from a signal handler
 };

@@ -104,7 +104,7 @@ Result<Profile> read_profile(const std::string& path, const std::string& model, 
     std::error_code ec;
     // Too large to be one, or a directory or a device: none of ours.
     if (!std::filesystem::is_regular_file(path, ec) || std::filesystem::file_size(path, ec) > kMostProfileBytes || ec)
-        return error(Code::invalid_argument, "{} is not used: it is no profile", path);
+        return error(Code::invalid_argument, "{} is no profile of Sluice; it stays as it is and is not used", path);
     const auto bytes = store::read_whole(path, kMostProfileBytes);
     if (!bytes.ok()) return bytes.status();
     auto profile = parse_profile(*bytes);

@@ -70,7 +70,7 @@ std::string lossy_text(const Book& book, const SummaryExtras& extras) {
     if (out.empty()) return "none";
     const Row& sum = book.of(Phase::decode).sum;
     if (!sum.routed.known() || sum.routed.value() == 0) return out;
-    out += fmt::format(": {:.1f} % of {} routings dropped",
+    out += fmt::format(": {:.1f} % of {} routed slots dropped",
                        100.0 * static_cast<double>(sum.dropped.or_zero()) / static_cast<double>(sum.routed.value()),
                        sum.routed.value());
     if (sum.substituted.or_zero() > 0) {

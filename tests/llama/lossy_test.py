@@ -57,7 +57,7 @@ class Drop(unittest.TestCase):
             _, err = run("--drop-cold-experts", "0.9", "--record", record, "--csv", table, "--route-trace", routes)
             summary = [line for line in err.splitlines() if line.startswith("lossy:")]
             self.assertEqual(len(summary), 1)
-            self.assertRegex(summary[0], r"--drop-cold-experts 0\.9: [0-9.]+ % of \d+ routings dropped")
+            self.assertRegex(summary[0], r"--drop-cold-experts 0\.9: [0-9.]+ % of \d+ routed slots dropped")
             with open(record, encoding="utf-8") as f:
                 rows = [json.loads(line) for line in f]
             self.assertEqual(rows[0]["lossy"], ["--drop-cold-experts 0.9"])

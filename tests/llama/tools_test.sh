@@ -179,6 +179,8 @@ fails_saying "plan with a missing model" 1 "$work/none.gguf" "$sluice" plan "$wo
 fails_saying "plan with no model" 2 "which model" "$sluice" plan
 fails_saying "plan with a wrong argument" 2 "--frobnicate" "$sluice" plan "$model" --frobnicate
 fails_saying "plan with memory that is none" 2 "is not a size" env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram much
+fails_saying "plan of a lossy run" 2 "sluice quality" "$sluice" plan "$model" --n-expert-used 2
+fails_saying "help for no command" 2 "there is no command nosuch" "$sluice" help nosuch
 fails_saying "plan with two sizes" 2 "give one or the other" "$sluice" plan "$model" --cache-mb 3 --cache-ceil-mb 4
 fails_saying "plan with more for experts than for all" 2 "is for the whole process" "$sluice" plan "$model" --ram 1G --cache-mb 1G
 fails_saying "plan with a cache below one expert" 1 "cannot hold a single expert" "$sluice" plan "$model" --cache-mb 0.001

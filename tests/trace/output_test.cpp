@@ -164,7 +164,7 @@ TEST(Summary, AnEmptyRunSaysWhatItDoesNotKnow) {
     row.substituted = 1;
     row.unedited = 3;
     book.of(Phase::decode).add(row);
-    EXPECT_NE(summary_text(book).find("lossy:    --drop-cold-experts 0.5: 25.0 % of 200 routings dropped, 0.5 % "
+    EXPECT_NE(summary_text(book).find("lossy:    --drop-cold-experts 0.5: 25.0 % of 200 routed slots dropped, 0.5 % "
                                       "substituted; 3 layer visits left as routed\n"),
               std::string::npos);
 }
