@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <optional>
 #include <random>
+#include <utility>
 
 #include "backend/device.h"
 #include "backend/model_state.h"
+#include "engine/gate_model.h"
 #include "io/unreliable_engine.h"
-#include "model/digest.h"
 #include "model/geometry.h"
 
 namespace sluice::engine {
@@ -294,30 +295,18 @@ class Asking {
 }  // namespace
 
 Result<GateVerdict> gate_c(const GateC& asked) {
-    const auto index = model::GgufIndex::open(asked.model);
-    if (!index.ok()) return index.status();
-    const auto geometry = model::derive_geometry(*index);
-    if (!geometry.ok()) return geometry.status();
-    const auto digest = model::sampled_digest(*index);
-    if (!digest.ok()) return digest.status();
-
-    GateVerdict v;
-    v.gate = "c";
-    v.question = "Does streaming compute what the resident model computes, bit for bit, however the bytes arrive?";
-    uint64_t bytes = 0;
-    for (const auto& f : index->files()) bytes += f.size;
-    v.inputs = {{"model", asked.model, bytes, *digest}};
-    v.settings = {{"prompt", std::to_string(asked.shape.prompt)},
-                  {"decode", std::to_string(asked.shape.decode)},
-                  {"threads", std::to_string(asked.shape.threads)},
-                  {"repack", asked.shape.repack ? "yes" : "no"},
-                  {"seed", std::to_string(asked.seed)},
-                  {"quick", asked.quick ? "yes" : "no"},
-                  {"orders", std::to_string(asked.orders)},
-                  {"faults", std::to_string(asked.faults)},
-                  {"cancels", std::to_string(asked.cancels)}};
+    auto opened = open_gate_model(
+        asked.model, asked.shape, "c",
+        "Does streaming compute what the resident model computes, bit for bit, however the bytes arrive?");
+    if (!opened.ok()) return opened.status();
+    GateVerdict v = std::move(opened->verdict);
+    v.settings.insert(v.settings.end(), {{"seed", std::to_string(asked.seed)},
+                                         {"quick", asked.quick ? "yes" : "no"},
+                                         {"orders", std::to_string(asked.orders)},
+                                         {"faults", std::to_string(asked.faults)},
+                                         {"cancels", std::to_string(asked.cancels)}});
     v.notes = {"Times are of one run each, whatever else the machine did: they decide nothing."};
-    if (Status s = Asking(asked, *geometry, v).ask(); !s.ok()) return s;
+    if (Status s = Asking(asked, opened->geometry, v).ask(); !s.ok()) return s;
     return v;
 }
 

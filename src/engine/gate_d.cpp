@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "backend/device.h"
-#include "model/digest.h"
-#include "model/geometry.h"
+#include "engine/gate_model.h"
 #include "route/scores.h"
 #include "route/worth.h"
 
@@ -119,29 +119,17 @@ machine::GateCheck check_of(const std::string& where, const Seen& seen) {
 }  // namespace
 
 Result<GateVerdict> gate_d(const GateD& asked) {
-    const auto index = model::GgufIndex::open(asked.model);
-    if (!index.ok()) return index.status();
-    const auto geometry = model::derive_geometry(*index);
-    if (!geometry.ok()) return geometry.status();
-    const auto digest = model::sampled_digest(*index);
-    if (!digest.ok()) return digest.status();
-
-    GateVerdict v;
-    v.gate = "d";
-    v.question = "Could acting on guesses of the routers' choices remove more waiting than it costs?";
-    uint64_t bytes = 0;
-    for (const auto& f : index->files()) bytes += f.size;
-    v.inputs = {{"model", asked.model, bytes, *digest}};
-    v.settings = {{"prompt", std::to_string(asked.shape.prompt)},
-                  {"decode", std::to_string(asked.shape.decode)},
-                  {"threads", std::to_string(asked.shape.threads)},
-                  {"repack", asked.shape.repack ? "yes" : "no"}};
+    auto opened = open_gate_model(asked.model, asked.shape, "d",
+                                  "Could acting on guesses of the routers' choices remove more waiting than it costs?");
+    if (!opened.ok()) return opened.status();
+    const model::Geometry& geometry = opened->geometry;
+    GateVerdict v = std::move(opened->verdict);
     uint64_t slots = 0, hits = 0;
     for (size_t i = 0; i < asked.shares.size(); ++i) {
         const std::string where = fmt::format("cache of {} % of the experts", asked.shares[i]);
         if (asked.progress) asked.progress(static_cast<double>(i) / static_cast<double>(asked.shares.size()), where);
         if (asked.stop && asked.stop()) return error(Code::cancelled, "interrupted; there is no verdict");
-        const uint64_t cache = geometry->expert_bytes / 100 * static_cast<uint64_t>(asked.shares[i]);
+        const uint64_t cache = geometry.expert_bytes / 100 * static_cast<uint64_t>(asked.shares[i]);
         const auto seen = run_once(asked, cache);
         if (!seen.ok()) return seen.status();
         const route::Score control = seen->predictions.scores.total(Predictor::control);
