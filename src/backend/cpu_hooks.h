@@ -7,8 +7,8 @@
 //   3. "ggml_backend_cpu_set_threadpool" is watched: Sluice computes on the context's own threads instead of a second
 //      pool that would fight it for cores.
 //   4. the CPU device's buffer_from_host_ptr is wrapped: it is where dense weights get their memory.
-//   5. the CPU's buffer type is watched: what llama.cpp allocates for KV caches and compute buffers counts for the memory
-//      of the process, and what cannot fit is refused before it is touched.
+//   5. the CPU's buffer type is watched: what llama.cpp allocates for KV caches and compute buffers counts for the
+//      memory of the process, and what cannot fit is refused before it is touched.
 //   6. where a run is recorded, a context's CPU backend is watched while it computes: it tells what attention and dense
 //      layers cost.
 // Keeps: every call is passed on to the original; installing twice changes nothing.

@@ -232,8 +232,9 @@ Finding check_memory_limit(const Exam& e) {
                                  human_bytes(e.model->dense_bytes + e.model->largest_expert_bytes)),
                      change, "without it the kernel kills the process");
     }
-    return found(Severity::note, what, change,
-                 "every further byte holds experts that need not be read again; the limit itself is kept (docs/memory.md)");
+    return found(
+        Severity::note, what, change,
+        "every further byte holds experts that need not be read again; the limit itself is kept (docs/memory.md)");
 }
 
 Finding check_swap(const Exam& e) {
