@@ -32,11 +32,8 @@ void Prefetcher::guess(uint32_t from, uint32_t to, RouterBook& routers) {
         return;
     }
     // The next token's hidden state has nothing to do with this one's.
-    RouterReplay* replay = to > from ? routers.replay(to) : nullptr;
-    const auto x = routers.input(from);
-    if (replay == nullptr || routers.cpu() == nullptr || x.size() != replay->n_input() ||
-        !replay->run(routers.cpu(), x).ok())
-        return;
+    RouterReplay* replay = to > from ? routers.replay_on(to, from) : nullptr;
+    if (replay == nullptr || !replay->run(routers.cpu(), routers.input(from)).ok()) return;
     const auto weights = replay->weights();
     const float sum = std::accumulate(weights.begin(), weights.end(), 0.0F);
     const auto ids = replay->ids();

@@ -71,10 +71,9 @@ void RouteAhead::decide(const Block& block, WeightLookup weight_of, RouterBook& 
     if (layer + runtime.route_ahead.depth >= sets_of_.size()) return;
     const Timed ranking(pass.ledger.clock(), counts.rank);
     for (const uint32_t to : sets_of_[layer + runtime.route_ahead.depth]) {
-        const RouterReplay* replay = routers.replay(to);
-        const auto x = routers.input(set);
-        if (replay == nullptr || routers.cpu() == nullptr || x.size() != replay->n_input()) continue;
-        const Status s = routers.replay(to)->run(routers.cpu(), x);
+        RouterReplay* replay = routers.replay_on(to, set);
+        if (replay == nullptr) continue;
+        const Status s = replay->run(routers.cpu(), routers.input(set));
         Ranking& r = rankings_[to];
         r.known = s.ok();
         if (!s.ok()) continue;
@@ -95,9 +94,8 @@ bool RouteAhead::commit(const Block& block, WeightLookup weight_of, RouterBook& 
         refuse(weight, applied.why_not);
         return false;
     }
-    RouterReplay* replay = routers.replay(weight.set);
-    const auto x = routers.input(weight.set);
-    if (replay == nullptr || routers.cpu() == nullptr || x.size() != replay->n_input()) {
+    RouterReplay* replay = routers.replay_on(weight.set, weight.set);
+    if (replay == nullptr) {
         refuse(weight, routers.why(weight.set));
         return false;
     }
@@ -107,7 +105,7 @@ bool RouteAhead::commit(const Block& block, WeightLookup weight_of, RouterBook& 
     const auto router_id = [&](size_t k) { return id_at(ids, static_cast<int64_t>(k), 0); };
     if (true_weights || (token_ + weight.set) % kCheckEvery == 0) {
         const Timed watching(pass.ledger.clock(), counts.watch);
-        if (const Status s = replay->run(routers.cpu(), x); !s.ok()) {
+        if (const Status s = replay->run(routers.cpu(), routers.input(weight.set)); !s.ok()) {
             refuse(weight, s.message());
             return false;
         }

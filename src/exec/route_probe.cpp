@@ -1,7 +1,8 @@
 #include "exec/route_probe.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "exec/views.h"
 
 namespace sluice::exec {
 namespace {
@@ -56,9 +57,7 @@ void RouteProbe::at_block(uint32_t set, const ggml_tensor* ids, bool decoding, R
     const int64_t last = ids->ne[1] - 1;
     chosen_.resize(static_cast<size_t>(ids->ne[0]));
     for (size_t k = 0; k < chosen_.size(); ++k) {
-        std::memcpy(&chosen_[k],
-                    static_cast<const char*>(ids->data) + static_cast<size_t>(last) * ids->nb[1] + k * ids->nb[0],
-                    sizeof chosen_[k]);
+        chosen_[k] = id_at(ids, static_cast<int64_t>(k), last);
         if (chosen_[k] < 0 || chosen_[k] >= n_expert) return;  // the executor says what is wrong with it
     }
     const Nanos begin = clock.now();

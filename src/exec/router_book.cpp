@@ -96,6 +96,11 @@ RouterReplay* RouterBook::replay(uint32_t set) {
     return set < sets_.size() && sets_[set].replay ? &*sets_[set].replay : nullptr;
 }
 
+RouterReplay* RouterBook::replay_on(uint32_t of, uint32_t from) {
+    RouterReplay* router = replay(of);
+    return router != nullptr && cpu() != nullptr && input(from).size() == router->n_input() ? router : nullptr;
+}
+
 const std::string& RouterBook::why(uint32_t set) const {
     static const std::string kNotMet = "its block was not reached yet";
     return set < sets_.size() ? sets_[set].why : kNotMet;

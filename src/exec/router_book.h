@@ -34,6 +34,9 @@ class RouterBook {
     [[nodiscard]] std::span<const float> input(uint32_t set) const;
     // nullptr: not met yet, or see why().
     [[nodiscard]] RouterReplay* replay(uint32_t set);
+    // The router of set `of`, to be run on what that of `from` chose for. nullptr where one of them is not known, they
+    // differ in size, or there is nothing to run it with.
+    [[nodiscard]] RouterReplay* replay_on(uint32_t of, uint32_t from);
     // What replays are to be run with: the calling thread alone. A router is small, and waking other threads for each
     // of its nodes takes longer than the nodes. nullptr: ggml has none.
     [[nodiscard]] ggml_backend_t cpu();
