@@ -104,14 +104,16 @@ struct Config {
     Verbosity verbosity = Verbosity::info;
 
     // Outputs of the run record (docs/record.md); empty: none. A file that cannot be opened fails start().
-    std::string record;                // JSON lines
-    std::string csv;                   // one line per token
-    std::string route_trace;           // every choice of the routers
-    std::string io_trace;              // every read
-    std::string compute_trace;         // every node of the graph; slows the run down
-    std::string compute_trace_layers;  // every layer
-    std::string token_trace;           // one token's reads, computes and waits, for Perfetto
-    uint64_t token_trace_at = 8;       // which one, counted from 0 in decode
+    std::string record;                                  // JSON lines
+    std::string csv;                                     // one line per token
+    std::string route_trace;                             // every choice of the routers
+    std::string route_features;                          // what routers are given and choose, in passes over one token
+    uint64_t route_features_bytes = uint64_t{1} << 30U;  // of that file, at most
+    std::string io_trace;                                // every read
+    std::string compute_trace;                           // every node of the graph; slows the run down
+    std::string compute_trace_layers;                    // every layer
+    std::string token_trace;                             // one token's reads, computes and waits, for Perfetto
+    uint64_t token_trace_at = 8;                         // which one, counted from 0 in decode
     // Of the program only; start() refuses them elsewhere.
     bool progress = false;
     bool live = false;

@@ -257,7 +257,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     runtime.overlap = config.overlap;
     runtime.wave = config.wave;
     runtime.prefill_mode = prefill_mode(config.prefill_mode);
-    runtime.follow_routers = config.predict_log;
+    runtime.follow_routers = config.predict_log || !config.route_features.empty();
     if (config.predict_log) runtime.scores.emplace(state->geometry_.sets.size());
     if (const auto lossy = lossy_options(config); !lossy.empty()) {
         log(LogLevel::warn, "{}: what this model answers is not what it would answer without {}",

@@ -110,6 +110,13 @@ Status set_number(N& field, std::string_view text, N least, N most, const char* 
     return {};
 }
 
+Status set_features_max(Config& config, std::string_view text) {
+    const auto bytes = parse_bytes(text, MiB);
+    if (!bytes || *bytes < MiB) return bad_value(text, "a size of at least 1 MiB: MiB as in 500, or as in 2G");
+    config.route_features_bytes = *bytes;
+    return {};
+}
+
 // One path, or several with colons between them.
 Status add_mirrors(Config& config, std::string_view text) {
     while (true) {
@@ -299,6 +306,15 @@ constexpr Option kOptions[] = {
     {"--route-trace", "SLUICE_ROUTE_TRACE", "FILE", "none",
      "Write every choice of every router: layer, rank, expert, weight, and whether it was resident.",
      set_path<&Config::route_trace>, get_path<&Config::route_trace>},
+    {"--route-features", "SLUICE_ROUTE_FEATURES", "FILE", "none",
+     "Write what each layer's router is given and what it chooses, for every token that is computed alone (while "
+     "generating, and of prompts with -ub 1): what sluice predict train learns from. Two bytes per number: some 100 "
+     "KiB "
+     "per token. Results are the same; the run is slower for it.",
+     set_path<&Config::route_features>, get_path<&Config::route_features>},
+    {"--route-features-max", "SLUICE_ROUTE_FEATURES_MAX", "SIZE", "1024",
+     "That file grows no larger; what would not fit is left out, which is said. In MiB, or with a suffix as in 2G.",
+     set_features_max, [](const Config& c) { return show_mib(c.route_features_bytes, ""); }},
     {"--io-trace", "SLUICE_IO_TRACE", "FILE", "none",
      "Write every read of an expert with its offset, size and latency.", set_path<&Config::io_trace>,
      get_path<&Config::io_trace>},
@@ -342,10 +358,9 @@ constexpr Option kOptions[] = {
      [](const Config& c) { return get_word(c.verbosity, kVerbosities); }},
 };
 
-constexpr std::string Config::*kOutputFiles[] = {&Config::record,        &Config::csv,
-                                                 &Config::route_trace,   &Config::io_trace,
-                                                 &Config::compute_trace, &Config::compute_trace_layers,
-                                                 &Config::token_trace};
+constexpr std::string Config::*kOutputFiles[] = {
+    &Config::record,   &Config::csv,           &Config::route_trace,          &Config::route_features,
+    &Config::io_trace, &Config::compute_trace, &Config::compute_trace_layers, &Config::token_trace};
 
 // What changes which experts run. In the order in which outputs name them.
 constexpr std::array<const char*, 5> kLossy{"--n-expert-used", "--route-ahead", "--route-ahead-weights",
@@ -629,6 +644,9 @@ Status validate(const Config& config, const Given& given) {
     }
     if (config.token_trace.empty() && config.token_trace_at != Config().token_trace_at) {
         return error(Code::invalid_argument, "{} has no effect without --token-trace", said("--token-trace-at"));
+    }
+    if (config.route_features.empty() && config.route_features_bytes != Config().route_features_bytes) {
+        return error(Code::invalid_argument, "{} has no effect without --route-features", said("--route-features-max"));
     }
     return {};
 }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "backend/device.h"
+#include "backend/feature_output.h"
 #include "backend/model_state.h"
 #include "backend/options.h"
 #include "base/clock.h"
@@ -39,6 +40,7 @@ struct State {
     Host host;
     std::unique_ptr<trace::Recorder> recorder;
     std::vector<std::unique_ptr<trace::Recorder>> past;  // contexts may still hold a pointer
+    std::shared_ptr<FeatureOutput> features;             // of the recorder, if it has one
     std::vector<std::string> outputs;                    // of the recorder, to see whether they change
     bool shown = false;                                  // somebody sees more than the summary of a run
 };
@@ -181,6 +183,7 @@ trace::Json header_json(const Config& config, const Host& host) {
 struct OpenedFiles {
     std::vector<std::unique_ptr<trace::Sink>> sinks;
     std::vector<std::unique_ptr<trace::EventSink>> events;
+    std::shared_ptr<FeatureOutput> features;
 };
 
 Result<OpenedFiles> open_files(const Config& config) {
@@ -204,6 +207,10 @@ Result<OpenedFiles> open_files(const Config& config) {
         sink(std::move(both.sink));
         events(std::move(both.events));
     });
+    with(config.route_features, "--route-features", [&](auto f) {
+        opened.features = std::make_shared<FeatureOutput>(std::move(f), config.route_features_bytes);
+        events(make_feature_sink(opened.features));
+    });
     with(config.io_trace, "--io-trace", [&](auto f) { events(trace::make_io_trace(std::move(f))); });
     with(config.compute_trace, "--compute-trace", [&](auto f) { events(trace::make_compute_trace(std::move(f))); });
     with(config.compute_trace_layers, "--compute-trace-layers",
@@ -215,7 +222,8 @@ Result<OpenedFiles> open_files(const Config& config) {
 }
 
 std::vector<std::string> outputs_of(const Config& c) {
-    return {c.record, c.csv, c.route_trace, c.io_trace, c.compute_trace, c.compute_trace_layers, c.token_trace};
+    return {c.record,   c.csv,           c.route_trace,          c.route_features,
+            c.io_trace, c.compute_trace, c.compute_trace_layers, c.token_trace};
 }
 
 trace::Json digest_json(const model::GgufIndex& index) {
@@ -237,6 +245,14 @@ trace::Json drive_json(const ModelState& model, const std::string& path) {
             {"direct", model.reads_directly()},
             {"engine", model.engine_name()},
             {"depth", model.config().io_threads}};
+}
+
+// What the file of router inputs says of the model. A run without it goes on.
+void begin_features(const ModelState& model) {
+    const auto digest = model::dense_digest(model.index(), model.geometry());
+    Status s = digest.status();
+    if (digest.ok()) s = state().features->begin(feature_shape(model.index(), model.geometry(), *digest));
+    if (!s.ok()) log(LogLevel::warn, "--route-features stays empty: {}", s.message());
 }
 
 // Of a layer: what its experts are not.
@@ -290,6 +306,7 @@ Status start_recording(const Config& config) {
     trace::Wants wants;
     wants.rows = true;
     wants.routes = !config.route_trace.empty();
+    wants.router_inputs = !config.route_features.empty();
     wants.reads = !config.io_trace.empty();
     wants.nodes = !config.compute_trace.empty();
     wants.node_layers = !config.compute_trace_layers.empty();
@@ -298,6 +315,7 @@ Status start_recording(const Config& config) {
     if (wants.nodes) parts |= trace::parts_of(Part::router, Part::shared);
 
     s.recorder = std::make_unique<trace::Recorder>(SystemClock::instance(), parts, wants);
+    s.features = std::move(files->features);
     for (auto& sink : files->sinks) s.recorder->add(std::move(sink));
     for (auto& sink : files->events) s.recorder->add(std::move(sink));
     s.recorder->set_sampler(
@@ -367,7 +385,9 @@ int32_t record_model(const ModelState& model) {
                         {"expert_types", types},
                         {"repacked", model.repack()},
                         {"drive", shown ? drive_json(model, path) : trace::Json(nullptr)}};
-    return static_cast<int32_t>(r->model(std::move(info), experts));
+    const auto number = static_cast<int32_t>(r->model(std::move(info), experts));
+    if (number == 0 && state().features != nullptr) begin_features(model);
+    return number;
 }
 
 void record_cache(int32_t model, uint64_t bytes, uint64_t slots, uint64_t records, const std::string& why) {

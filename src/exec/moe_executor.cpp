@@ -334,12 +334,24 @@ Status MoeExecutor::route(const ggml_tensor* ids, uint32_t n_expert) {
 }
 
 // What predictors learn from, before anybody changes the router's choice.
-void MoeExecutor::follow_router(ggml_cgraph* graph, int at, const WeightRef& weight) {
+void MoeExecutor::follow_router(ggml_cgraph* graph, int at, const WeightRef& weight, bool first) {
     ModelRuntime& runtime = *weight.runtime;
     const ggml_tensor* ids = ggml_graph_node(graph, at)->src[2];
     routers_->reach(weight.set, graph, at);
+    if (first && pass_->wants.router_inputs) note_router(weight, ids);
     if (!runtime.scores) return;
     probe_.at_block(weight.set, ids, decoding_, *routers_, runtime, pass_->ledger.clock());
+}
+
+// For an output that keeps them.
+void MoeExecutor::note_router(const WeightRef& weight, const ggml_tensor* ids) {
+    const std::span<const float> input = routers_->input(weight.set);
+    if (ids->ne[1] != 1 || input.empty()) return;
+    pass_->router_inputs.push_back({.set = weight.set,
+                                    .numbers = static_cast<uint32_t>(input.size()),
+                                    .chosen = static_cast<uint32_t>(ids->ne[0])});
+    pass_->router_numbers.insert(pass_->router_numbers.end(), input.begin(), input.end());
+    for (int64_t k = 0; k < ids->ne[0]; ++k) pass_->router_chosen.push_back(id_at(ids, k, 0));
 }
 
 trace::PhaseCounters& MoeExecutor::phase(ModelRuntime& runtime) const {
@@ -596,7 +608,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
             return true;
         });
     }
-    if (runtime.follow_routers) follow_router(graph, at, weight);
+    if (runtime.follow_routers) follow_router(graph, at, weight, first);
     if (first && !pass_->warmup) {
         const RouteAhead::Block block{graph, at, &weight, decoding_};
         route_ahead_.decide(block, weight_of_, *routers_, *pass_);

@@ -78,7 +78,7 @@ class MoeExecutor {
     ggml_status run(ggml_cgraph* graph);
     ggml_status mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef& weight);
     void choose_experts(ggml_cgraph* graph, int at, const WeightRef& weight, bool first);
-    void follow_router(ggml_cgraph* graph, int at, const WeightRef& weight);
+    void follow_router(ggml_cgraph* graph, int at, const WeightRef& weight, bool first);
     Status route(const ggml_tensor* ids, uint32_t n_expert);
     ggml_status append_resident(ggml_tensor* node, const WeightRef& weight);
     ggml_status compute_held(ggml_tensor* node, const WeightRef& weight);
@@ -131,6 +131,7 @@ class MoeExecutor {
     void tell_choices(const WeightRef& weight, int64_t n_tokens);
     void count_routes(const WeightRef& weight, const ggml_tensor* ids);
     void note_weights(const ggml_tensor* node);
+    void note_router(const WeightRef& weight, const ggml_tensor* ids);
     // Runs `reading`, which waits for reads and may compute, and books what the scheduler did meanwhile.
     template <typename F>
     auto accounted(ModelRuntime& runtime, uint32_t set, F&& reading);

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include "base/little_endian.h"
 #include "machine/user_directory.h"
 
 namespace sluice::sched {
@@ -19,29 +20,6 @@ constexpr size_t kDigest = 16;
 constexpr double kFull = 65535;
 // With so many tokens a profile is half believed.
 constexpr double kHalfTrust = 32;
-
-template <typename N>
-void put(std::string& out, N n) {
-    for (size_t i = 0; i < sizeof n; ++i) out.push_back(static_cast<char>(static_cast<unsigned char>(n >> (8 * i))));
-}
-
-struct Reader {
-    std::string_view rest;
-    bool ok = true;
-
-    template <typename N>
-    N take() {
-        if (rest.size() < sizeof(N)) {
-            ok = false;
-            return 0;
-        }
-        N n = 0;
-        for (size_t i = 0; i < sizeof(N); ++i)
-            n = static_cast<N>(n | static_cast<N>(static_cast<N>(static_cast<unsigned char>(rest[i])) << (8 * i)));
-        rest.remove_prefix(sizeof(N));
-        return n;
-    }
-};
 
 }  // namespace
 
@@ -59,15 +37,15 @@ Result<std::string> profile_bytes(const Profile& profile) {
         return error(Code::unsupported, "a profile of so many experts would be larger than {}",
                      human_bytes(kMostProfileBytes));
     std::string out(kMagic);
-    put(out, kProfileVersion);
+    put_number(out, kProfileVersion);
     out += profile.model;
-    put(out, static_cast<uint32_t>(profile.sets.size()));
+    put_number(out, static_cast<uint32_t>(profile.sets.size()));
     for (const Profile::Set& s : profile.sets) {
-        put(out, static_cast<uint32_t>(s.uses.size()));
-        put(out, s.tokens);
-        for (const uint16_t u : s.uses) put(out, u);
+        put_number(out, static_cast<uint32_t>(s.uses.size()));
+        put_number(out, s.tokens);
+        for (const uint16_t u : s.uses) put_number(out, u);
     }
-    put(out, static_cast<uint64_t>(XXH3_64bits(out.data(), out.size())));
+    put_number(out, static_cast<uint64_t>(XXH3_64bits(out.data(), out.size())));
     return out;
 }
 
@@ -76,13 +54,13 @@ Result<Profile> parse_profile(std::string_view bytes) {
     const Status broken = error(Code::corrupt, "it is cut off or was changed");
     if (bytes.size() < kMagic.size() + sizeof(uint32_t) + sizeof(uint64_t) || bytes.size() > kMostProfileBytes)
         return broken;
-    Reader version{bytes.substr(kMagic.size())};
+    NumberReader version{bytes.substr(kMagic.size())};
     if (const auto v = version.take<uint32_t>(); v != kProfileVersion)
         return error(Code::unsupported, "it is of version {}, not {}", v, kProfileVersion);
     const std::string_view body = bytes.substr(0, bytes.size() - sizeof(uint64_t));
-    Reader sum{bytes.substr(body.size())};
+    NumberReader sum{bytes.substr(body.size())};
     if (sum.take<uint64_t>() != XXH3_64bits(body.data(), body.size())) return broken;
-    Reader in{body.substr(kMagic.size() + sizeof(uint32_t))};
+    NumberReader in{body.substr(kMagic.size() + sizeof(uint32_t))};
     Profile out;
     if (in.rest.size() < kDigest) return broken;
     out.model = in.rest.substr(0, kDigest);

@@ -18,12 +18,13 @@ namespace sluice::trace {
 
 // What the outputs that are on need. All false: only the counts that everybody gets.
 struct Wants {
-    bool rows = false;         // somebody follows the rows: latencies, layers, experts
-    bool routes = false;       // every routing
-    bool reads = false;        // every read
-    bool nodes = false;        // every node of the graph on its own
-    bool node_layers = false;  // the nodes of each layer together
-    int64_t capture_row = -1;  // the row of decode to be captured whole; -1: none
+    bool rows = false;           // somebody follows the rows: latencies, layers, experts
+    bool routes = false;         // every routing
+    bool reads = false;          // every read
+    bool nodes = false;          // every node of the graph on its own
+    bool node_layers = false;    // the nodes of each layer together
+    bool router_inputs = false;  // what routers were given, in passes over one token
+    int64_t capture_row = -1;    // the row of decode to be captured whole; -1: none
 };
 
 struct Pass {
@@ -83,6 +84,15 @@ struct Pass {
     std::vector<ReadEvent> read_events;
     std::vector<NodeEvent> node_events;
     std::vector<Span> spans;
+    // What the routers of a pass over one token were given, and what they chose, one after the other; only with
+    // wants.router_inputs.
+    struct RouterInput {
+        uint32_t set = 0;
+        uint32_t numbers = 0, chosen = 0;  // how many of the vectors below
+    };
+    std::vector<RouterInput> router_inputs;
+    std::vector<float> router_numbers;
+    std::vector<int32_t> router_chosen;
 
     // Makes ready for the next row; memory and ledger stay.
     void clear_counts() {
@@ -109,6 +119,9 @@ struct Pass {
         read_events.clear();
         node_events.clear();
         spans.clear();
+        router_inputs.clear();
+        router_numbers.clear();
+        router_chosen.clear();
     }
 };
 

@@ -79,6 +79,8 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--record", {"a file.jsonl"}},
         {"--csv", {"-x.csv"}},
         {"--route-trace", {"r"}},
+        {"--route-features", {"f"}},
+        {"--route-features-max", {"1", "2048"}},
         {"--io-trace", {"/tmp/i"}},
         {"--compute-trace", {"c"}},
         {"--compute-trace-layers", {"l"}},
@@ -128,6 +130,13 @@ TEST(Options, CombinationsThatCannotBeAreErrors) {
     EXPECT_FALSE(validate(config).ok());
     config.csv = "other";
     EXPECT_TRUE(validate(config).ok());
+    config.route_features_bytes = 5 * MiB;
+    EXPECT_NE(validate(config).message().find("without --route-features"), std::string::npos);
+    config.route_features = "features";
+    EXPECT_TRUE(validate(config).ok());
+    config.route_features = "other";
+    EXPECT_FALSE(validate(config).ok());
+    config.route_features = "features";
     config.profile = "other";
     EXPECT_NE(validate(config).message().find("other"), std::string::npos) << "what it knows would be gone";
     config.profile = "a third";

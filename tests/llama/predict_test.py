@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,35 @@ def run(arguments, record, extra, environment=None):
     return done.stdout, done.stderr, of("row"), of("predict")
 
 
+def features(arguments, directory, plain, plain_rows):
+    """--route-features: the same text and reads; a row for each token of decode, no more than the file may hold."""
+    path = os.path.join(directory, "features")
+    record = os.path.join(directory, "f.jsonl")
+    text, said, rows, _ = run(arguments, record, ["--route-features", path])
+    assert text == plain, (text, plain)
+    for a, b in zip(plain_rows, rows):
+        for column in ("phase", "tokens", "lookups", "hits", "exact_bytes"):
+            assert a[column] == b[column], (column, a[column], b[column])
+    with open(path, "rb") as file:
+        held = file.read()
+    assert held.startswith(b"SLUICERF"), held[:32]
+    (sets,) = struct.unpack_from("<I", held, 28)
+    shapes = [struct.unpack_from("<4I", held, 32 + 16 * s) for s in range(sets)]
+    row = sum(2 * (1 + used + numbers) for _, _, used, numbers in shapes) + 4
+    body = held[32 + 16 * sets + 4:]
+    decoded = sum(1 for r in rows if r["phase"] == 1)
+    assert decoded > 3 and len(body) == decoded * row, (len(body), decoded, row)
+    for token in range(1, decoded):
+        assert struct.unpack_from("<H", body, token * row) == (1,), token
+
+    # As much as fits in 1 MiB, and that is said; the prompt goes in token by token.
+    text, said, _, _ = run(arguments, record, ["--route-features", path, "--route-features-max", "1", "-ub", "1", "-n", "320",
+                                               "--ignore-eos", "-c", "512"])
+    assert "has reached" in said and "--route-features-max allows more" in said, said
+    size = os.path.getsize(path)
+    assert (1 << 20) - row < size <= 1 << 20 and (size - 36 - 16 * sets) % row == 0, size
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--sluice", required=True)
@@ -31,6 +61,7 @@ def main():
         assert "moe-predict" not in said and not guesses, said
         probed, said, probed_rows, guesses = run(arguments, record, ["--predict-log"])
         quiet, quiet_said, _, _ = run(arguments, record, ["--sluice-log", "error"], {"SLUICE_PREDICT_LOG": "1"})
+        features(arguments, directory, plain, rows)
 
     assert probed == plain and quiet == plain, (plain, probed, quiet)
     assert rows and len(rows) == len(probed_rows)

@@ -250,7 +250,7 @@ class RecordTest(unittest.TestCase):
         self.check_rows(record)
 
     def test_a_file_that_cannot_be_opened_is_fatal_at_start(self):
-        for flag in ("--record", "--csv", "--route-trace", "--io-trace", "--compute-trace", "--compute-trace-layers",
+        for flag in ("--record", "--csv", "--route-trace", "--route-features", "--io-trace", "--compute-trace", "--compute-trace-layers",
                      "--token-trace"):
             done = run(flag, "/nowhere/at/all", code=2)
             self.assertIn(flag.encode(), done.stderr)
