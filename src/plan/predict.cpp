@@ -39,6 +39,15 @@ constexpr Range kAgain{0.87, 1.15};
 constexpr Range kWaitAgain{0.8, 1.25};
 constexpr Range kSeenAgain{0.8, 1.25};
 
+// Of how many predictions the errors count, how many there must be to trust them alone, and until then the factor by
+// which a speed is taken to differ from one time to another: on a virtual machine with two cores it was 1.7.
+constexpr size_t kErrors = 20;
+constexpr size_t kEnoughErrors = 9;
+constexpr double kUnproven = 1.7;
+constexpr double kMostScatter = 4;
+// A range this wide had no middle to speak of.
+constexpr double kNoMiddle = 8;
+
 // What a layer costs beside its weights: nodes of the graph, of which each is a meeting of all threads; cutting the
 // graph at the experts; slots, leases and reads.
 constexpr Range kNodesPerLayer{15, 80};
@@ -81,6 +90,17 @@ double ratio_of(uint64_t a, uint64_t b) {
     return std::max(x / y, y / x);
 }
 
+double geometric_middle(const Range& r) {
+    return std::sqrt(r.low * r.high);
+}
+// To a factor either way from its middle at least. What has no lower end is wide enough.
+void widen(Token& token, double factor) {
+    Range& speed = token.tokens_per_second;
+    if (!(speed.low > 0) || !std::isfinite(speed.high)) return;
+    const double middle = geometric_middle(speed);
+    speed = {std::min(speed.low, middle / factor), std::max(speed.high, middle * factor)};
+    token.time = {std::min(token.time.low, 1e9 / speed.high), std::max(token.time.high, 1e9 / speed.low)};
+}
 double per_token(const PastRun& r, double of_all) {
     return of_all / static_cast<double>(r.tokens);
 }
@@ -259,6 +279,22 @@ bool computed_before(const History& history, std::string_view model, std::string
     });
 }
 
+double scatter(const History& history, std::string_view machine) {
+    std::vector<double> errors;
+    for (auto r = history.runs.rbegin(); r != history.runs.rend() && errors.size() < kErrors; ++r) {
+        if (r->machine != machine || r->tokens < kLeastTokens || !r->predicted) continue;
+        const Range& p = *r->predicted;
+        if (!(p.low > 0) || !(p.high <= p.low * kNoMiddle)) continue;
+        errors.push_back(std::exp(std::abs(std::log(r->tokens_per_second() / geometric_middle(p)))));
+    }
+    std::sort(errors.begin(), errors.end());
+    const size_t n = errors.size();
+    // The next one exceeds the k-th smallest of n in (n + 1 - k) of n + 1 cases, if they are all alike.
+    const double nine_of_ten = n < kEnoughErrors ? std::max(kUnproven, n == 0 ? 1 : errors.back())
+                                                 : errors[std::min(n, ((n + 1) * 9 + 9) / 10) - 1];
+    return std::min(nine_of_ten, kMostScatter);
+}
+
 Estimate estimate(const Work& work, const cache::Layout& layout, const Setting& setting, const Evidence& evidence) {
     static const History kNone;
     const History& history = evidence.history != nullptr ? *evidence.history : kNone;
@@ -367,6 +403,10 @@ Estimate estimate(const Work& work, const cache::Layout& layout, const Setting& 
 
     if (e.compute_basis == Basis::none) return e;
     e.token = token_of(e.costs);
+    if (e.compute_basis == Basis::past_runs) {
+        e.scatter = scatter(history, evidence.machine);
+        widen(*e.token, e.scatter);
+    }
     if (e.token->reads) {
         const double reads = middle(*e.token->reads);
         const double compute = middle(e.token->compute);

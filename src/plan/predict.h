@@ -79,10 +79,14 @@ struct Estimate {
     Costs costs;
     Basis compute_basis = Basis::none;
     Basis drive_basis = Basis::none;
+    double scatter = 1;          // what past predictions were off by, where past runs tell: the range allows for it
     size_t runs_alike = 0;       // with the same threads and nearly the same cache
     std::optional<Token> token;  // absent: nobody knows how fast this processor is
     Binds binds = Binds::unknown;
 };
+// The factor by which nine of ten speeds differ from the middle of what past runs had foretold, by the newest errors on
+// this machine, of all models; a cautious one while there are few. From 1 to 4.
+double scatter(const History& history, std::string_view machine);
 Estimate estimate(const Work& work, const cache::Layout& layout, const Setting& setting, const Evidence& evidence);
 
 // The newest speeds of this machine with these threads that have all types of the model; nullptr if there are none.

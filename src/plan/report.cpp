@@ -121,6 +121,8 @@ std::string assumptions(const Report& r) {
     }
     if (e.runs_alike > 0)
         out += fmt::format("Narrowed by {} run{} with these settings. ", e.runs_alike, e.runs_alike == 1 ? "" : "s");
+    if (e.scatter > 1)
+        out += fmt::format("Speeds here differ from what was foretold by a factor of {} at times. ", number(e.scatter));
     return out;
 }
 
@@ -175,6 +177,7 @@ Json json(const Estimate& e) {
     j["tokens_per_second"] = json(tokens_per_second(e));
     j["binds"] = binds_name(e.binds);
     j["runs_alike"] = e.runs_alike;
+    j["scatter"] = e.scatter;
     return j;
 }
 
