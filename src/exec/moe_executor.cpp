@@ -427,17 +427,15 @@ void MoeExecutor::tell_choices(const WeightRef& weight, int64_t n_tokens) {
     const store::RecordStore& store = *weight.runtime->store;
     fetcher.visit(weight.set, static_cast<uint32_t>(n_tokens),
                   decoding_ ? trace::Phase::decode : trace::Phase::prefill);
+    const bool shadowed = shadowed_ != nullptr;
+    if (shadowed) log_.block(weight.set, static_cast<uint32_t>(n_tokens), !decoding_);
     for (const RecordId r : records_) {
         const uint32_t e = store.expert_of(r);
-        for (int32_t i = row_begin_[e]; i < row_begin_[e + 1]; ++i)
-            fetcher.chosen(r, static_cast<uint32_t>(n_tokens - 1 - rows_[static_cast<size_t>(i)].t));
-    }
-    if (shadowed_ == nullptr) return;
-    log_.block(weight.set, static_cast<uint32_t>(n_tokens), !decoding_);
-    for (const RecordId r : records_) {
-        const uint32_t e = store.expert_of(r);
-        for (int32_t i = row_begin_[e]; i < row_begin_[e + 1]; ++i)
-            log_.use(r, static_cast<uint32_t>(n_tokens - 1 - rows_[static_cast<size_t>(i)].t));
+        for (int32_t i = row_begin_[e]; i < row_begin_[e + 1]; ++i) {
+            const auto age = static_cast<uint32_t>(n_tokens - 1 - rows_[static_cast<size_t>(i)].t);
+            fetcher.chosen(r, age);
+            if (shadowed) log_.use(r, age);
+        }
     }
 }
 

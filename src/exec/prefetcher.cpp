@@ -1,8 +1,5 @@
 #include "exec/prefetcher.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include "exec/views.h"
 
 namespace sluice::exec {
@@ -34,16 +31,7 @@ void Prefetcher::guess(uint32_t from, uint32_t to, RouterBook& routers) {
     // The next token's hidden state has nothing to do with this one's.
     RouterReplay* replay = to > from ? routers.replay_on(to, from) : nullptr;
     if (replay == nullptr || !replay->run(routers.cpu(), routers.input(from)).ok()) return;
-    const auto weights = replay->weights();
-    const float sum = std::accumulate(weights.begin(), weights.end(), 0.0F);
-    const auto ids = replay->ids();
-    for (size_t k = 0; k < ids.size(); ++k) {
-        const bool weighs = k < weights.size() && sum > 0 && weights[k] >= 0;
-        guesses_.push_back(
-            {static_cast<uint32_t>(ids[k]), weighs ? weights[k] / sum : 1 / static_cast<float>(ids.size())});
-    }
-    std::stable_sort(guesses_.begin(), guesses_.end(),
-                     [](const route::Likely& a, const route::Likely& b) { return a.weight > b.weight; });
+    route::rank_by_share(replay->ids(), replay->weights(), guesses_);
 }
 
 void Prefetcher::look_ahead(const WeightRef& weight, RouterBook& routers, trace::Pass& pass) {
@@ -56,8 +44,8 @@ void Prefetcher::look_ahead(const WeightRef& weight, RouterBook& routers, trace:
     route::for_sets_ahead(weight.set, runtime.prefetch.depth, n_sets, [&](uint32_t to) {
         guess(weight.set, to, routers);
         // What would be dropped unread is left where it is.
-        const double cold = guesses_.empty() ? 0 : runtime.dials.drop_cold / static_cast<double>(guesses_.size());
-        const route::Limits limits{.reads = runtime.prefetch.reads, .drop_below = static_cast<float>(cold)};
+        const route::Limits limits{.reads = runtime.prefetch.reads,
+                                   .drop_below = runtime.dials.drop_below(guesses_.size())};
         const auto resident = [&](uint32_t e) { return fetcher.resident(store.record(to, e)); };
         route::choose_prefetch(guesses_, limits, resident, chosen_);
         foreseen_.clear();

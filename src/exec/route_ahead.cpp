@@ -1,8 +1,6 @@
 #include "exec/route_ahead.h"
 
-#include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "base/log.h"
@@ -143,16 +141,9 @@ void RouteAhead::look_ahead(const WeightRef& weight, trace::Pass& pass) {
     const store::RecordStore& store = *weight.runtime->store;
     for (const uint32_t to : std::exchange(ranked_, {})) {
         const Ranking& r = rankings_[to];
-        const float sum = std::accumulate(r.weights.begin(), r.weights.end(), 0.0F);
-        guesses_.clear();
-        for (size_t k = 0; k < r.ids.size(); ++k) {
-            const float share = sum > 0 ? r.weights[k] / sum : 1;
-            guesses_.push_back({static_cast<uint32_t>(r.ids[k]), share});
-        }
-        std::stable_sort(guesses_.begin(), guesses_.end(),
-                         [](const route::Likely& a, const route::Likely& b) { return a.weight > b.weight; });
+        route::rank_by_share(r.ids, r.weights, guesses_);
         // What would be dropped unread is left where it is.
-        const auto cold = static_cast<float>(runtime_->dials.drop_cold / static_cast<double>(r.ids.size()));
+        const float cold = runtime_->dials.drop_below(r.ids.size());
         const auto resident = [&](uint32_t e) { return fetcher.resident(store.record(to, e)); };
         route::choose_prefetch(guesses_, {.drop_below = cold}, resident, chosen_);
         early_.clear();

@@ -16,6 +16,10 @@ struct Dials {
     double drop_cold = 0;   // experts that are not there and weigh less than this of an equal part are left out
 
     [[nodiscard]] bool any() const { return substitute > 0 || drop_cold > 0; }
+    // Where a layer chooses `n` experts: the share of their weights below which one that is not there is dropped.
+    [[nodiscard]] float drop_below(size_t n) const {
+        return n == 0 ? 0 : static_cast<float>(drop_cold / static_cast<double>(n));
+    }
 };
 
 // One token's choice in one layer, by rank. `weights` are the final ones, which multiply the experts' results.

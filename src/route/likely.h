@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <vector>
 
 namespace sluice::route {
@@ -16,6 +17,11 @@ struct Likely {
 };
 // Of all that a layer is expected to choose.
 using LikelyExperts = std::vector<Likely>;
+
+// A ranking's experts by the shares that its weights, one for each expert, give them; of equal ones the first in rank
+// first. Weights that give no shares (there are not as many, one is negative or none is greater than 0) are as equal
+// ones.
+void rank_by_share(std::span<const int32_t> experts, std::span<const float> weights, LikelyExperts& out);
 
 // LikelyExperts for set `to` while set `from` computes; empty: no idea. For tests, in place of a predictor.
 using Guesser = std::function<void(uint32_t from, uint32_t to, LikelyExperts& out)>;

@@ -82,6 +82,12 @@ TEST(DropCold, WeightsThatAreNoneAreLeftAlone) {
     }
 }
 
+TEST(DropCold, TheShareThatIsTooLittleIsOneOfAnEqualPart) {
+    EXPECT_FLOAT_EQ((Dials{.drop_cold = 0.5}.drop_below(8)), 0.0625F);
+    EXPECT_EQ((Dials{.drop_cold = 0.5}.drop_below(0)), 0);
+    EXPECT_EQ(Dials{}.drop_below(8), 0);
+}
+
 TEST(Substitute, TakesTheHeaviestThatIsNearEnough) {
     Row row{{7, 3, 9, 1}, {0.5F, 0.2F, 0.2F, 0.1F}, {0, 0, 1, 0}};
     std::vector<Candidate> candidates{{20, 0.09F}, {21, 0.19F}, {22, 0.095F}};

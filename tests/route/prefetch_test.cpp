@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <limits>
 #include <set>
+#include <vector>
 
 #include "route/last_choice.h"
 
@@ -55,6 +57,30 @@ TEST(Prefetch, LayersAheadGoRoundButNeverMeetTheirOwn) {
     EXPECT_EQ(ahead(3, 100, 5), (std::vector<uint32_t>{4, 0, 1, 2}));
     EXPECT_TRUE(ahead(0, 3, 1).empty());
     EXPECT_TRUE(ahead(2, 0, 5).empty());
+}
+
+TEST(Likely, ARankingBecomesSharesHeaviestFirst) {
+    LikelyExperts out{{9, 1}};
+    rank_by_share(std::array<int32_t, 4>{8, 3, 5, 1}, std::array<float, 4>{1, 4, 1, 2}, out);
+    EXPECT_EQ(experts(out), (std::vector<uint32_t>{3, 1, 8, 5})) << "equal ones stay in the router's order";
+    EXPECT_FLOAT_EQ(out[0].weight, 0.5F);
+    EXPECT_FLOAT_EQ(out[3].weight, 0.125F);
+    rank_by_share({}, {}, out);
+    EXPECT_TRUE(out.empty());
+}
+
+// Whoever asks gets one answer, and none that is no number.
+TEST(Likely, WeightsThatTellNothingAreEqualShares) {
+    constexpr std::array<int32_t, 2> kTwo{7, 6};
+    const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<std::vector<float>> bad{{0, 0}, {1, -1}, {2, -1}, {1}, {}, {1, 1, 1}, {inf, 1}, {nan, 1}};
+    for (const auto& weights : bad) {
+        LikelyExperts out;
+        rank_by_share(kTwo, weights, out);
+        EXPECT_EQ(experts(out), (std::vector<uint32_t>{7, 6}));
+        EXPECT_FLOAT_EQ(out[0].weight, 0.5F);
+        EXPECT_FLOAT_EQ(out[1].weight, 0.5F);
+    }
 }
 
 TEST(LastChoice, GuessesWhatItWasToldLast) {
