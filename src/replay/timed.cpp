@@ -202,7 +202,10 @@ class TimedRun {
                 if (!fetcher.resident(r)) parts_.push_back({r, all});
             }
             fetcher.request(batch, parts_);
-            if (!std::exchange(told, true)) foretell(v, pass);
+            if (!std::exchange(told, true)) {
+                foretell(v, pass);
+                commit(v, pass);
+            }
             // As the executor does it: who is there first, then each as it comes.
             waiting_.assign(leased.begin(), leased.end());
             while (!waiting_.empty()) {
@@ -244,6 +247,17 @@ class TimedRun {
         }
         fetcher.look();
     }
+    // The layer so far ahead in this token is sure to choose what it will choose.
+    void commit(uint32_t v, const Pass& pass) {
+        const uint32_t next = v + rule_.committed_layers;
+        if (next == v || next >= pass.end) return;
+        sched::Fetcher& fetcher = bench_.fetcher();
+        routes_.records(routes_.visits[next], next_);
+        committed_.clear();
+        for (const RecordId r : next_) committed_.push_back({r, 1});
+        (void)fetcher.commit(committed_);
+        fetcher.look();
+    }
     [[nodiscard]] bool decode_at(uint32_t visit) const {
         const auto pass = std::upper_bound(routes_.passes.begin(), routes_.passes.end(), visit,
                                            [](uint32_t v, const Pass& p) { return v < p.end; });
@@ -255,6 +269,7 @@ class TimedRun {
     const TimedRule& rule_;
     const Pieces pieces_;
     std::vector<RecordId> records_, waiting_, next_;
+    std::vector<sched::Fetcher::Foreseen> committed_;
     std::vector<sched::Scheduler::Part> parts_;
 };
 
@@ -303,10 +318,15 @@ Result<Timed> replay_timed(const Routes& routes, const model::Geometry* geometry
         sum.wall += (*bench)->now() - began;
         sum.stall += now.wait - before.wait;
         sum.reading += now.busy - before.busy;
+        sum.early_bytes += now.ahead_bytes - before.ahead_bytes;
+        sum.early_used += now.used_bytes - before.used_bytes;
         sum.predicted_bytes += now.predicted_physical - before.predicted_physical;
         sum.read_bytes +=
             now.exact_physical + now.predicted_physical - before.exact_physical - before.predicted_physical;
     }
+    out.reads = fetcher.counters().reads;
+    const cache::SlotCache& cache = fetcher.cache();
+    out.brought = cache.n_resident() + cache.counters().evictions;
     return out;
 }
 

@@ -43,15 +43,21 @@ struct TimedRule {
     // With each layer's reads, the scheduler is told which experts the next so many layers will want: exactly, as no
     // predictor could. It reads them where exact reads leave room.
     uint32_t foretold_layers = 0;
+    // Each layer of a token is committed to its choice so many layers before it (docs/prefetch.md): 0: when it comes.
+    uint32_t committed_layers = 0;
 };
 
 struct Timed {
     uint64_t tokens = 0, lookups = 0, hits = 0;
     uint64_t read_bytes = 0,
-             predicted_bytes = 0;  // from the drive, alignment included; the second is part of the first
-    Nanos wall = 0;                // of all tokens
-    Nanos stall = 0;               // of it, with nothing to do but wait for a read
-    Nanos reading = 0;             // of it, with a read at the drive
+             predicted_bytes = 0;              // from the drive, alignment included; the second is part of the first
+    uint64_t early_bytes = 0, early_used = 0;  // of decode: asked for since a choice was committed; then chosen
+    // Of the whole replay, prompts too: reads given to the drive, and experts that came into the cache. An expert is as
+    // many reads as it has matrices, but for predictions, which go in chunks; more is something read twice.
+    uint64_t reads = 0, brought = 0;
+    Nanos wall = 0;     // of all tokens
+    Nanos stall = 0;    // of it, with nothing to do but wait for a read
+    Nanos reading = 0;  // of it, with a read at the drive
     uint64_t slots = 0, arena_bytes = 0;
 
     [[nodiscard]] double per_token(double of_all) const {

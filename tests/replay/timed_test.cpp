@@ -1,6 +1,7 @@
 // Times of replayed routes, compared with ones worked out by hand.
 #include "replay/timed.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -41,10 +42,15 @@ Compute compute(uint32_t used = 1) {
     return {.dense = 2 * kDense, .experts = 2 * kChoice * static_cast<Nanos>(used)};
 }
 
-Timed timed(const Routes& routes, uint64_t experts, const Drive& drive, const Compute& compute, TimedRule rule = {}) {
-    const auto t = replay_timed(routes, nullptr, experts * align_up(kExpert, 4096) * 3, drive, compute, rule);
+Timed timed_at(const Routes& routes, uint64_t budget, const Drive& drive, const Compute& compute,
+               const TimedRule& rule) {
+    const auto t = replay_timed(routes, nullptr, budget, drive, compute, rule);
     EXPECT_TRUE(t.ok()) << t.status().message();
     return t.ok() ? *t : Timed();
+}
+
+Timed timed(const Routes& routes, uint64_t experts, const Drive& drive, const Compute& compute, TimedRule rule = {}) {
+    return timed_at(routes, experts * align_up(kExpert, 4096) * 3, drive, compute, rule);
 }
 
 const std::string kOneToken = "0,1,0,0,0,0\n0,1,0,1,0,0\n";
@@ -136,6 +142,39 @@ TEST(TimedReplay, WhatIsForetoldIsReadAhead) {
     EXPECT_GT(with.predicted_bytes, without.read_bytes / 2);
     EXPECT_LT(with.stall, without.stall / 2);
     EXPECT_EQ(with.wall, with.stall + 40 * (20'000 + 200));
+}
+
+// Reading early what a layer is sure to choose costs no bytes: real routes, caches of a usual size, a drive that is
+// hard pressed and one that is not. What is read early is used, and nothing is read twice.
+TEST(TimedReplay, CommittedChoicesAreReadEarlyAtNoCost) {
+    for (const std::string name : {"qwen", "gemma", "gptoss"}) {
+        const auto routes = read_routes(std::string(SLUICE_SOURCE_DIR) + "/tests/replay/routes/" + name + ".csv");
+        ASSERT_TRUE(routes.ok()) << routes.status().message();
+        const uint64_t all = *budget_of_slots(*routes, nullptr, UINT32_MAX);
+        for (const int percent : {30, 40, 50}) {
+            for (const double speed : {0.5, 4.0}) {
+                Drive d = drive(8);
+                d.bytes_per_ns = speed;
+                d.latency = 100'000;
+                const Compute c{.dense = 30'000'000, .experts = 20'000'000};
+                const Timed late = timed_at(*routes, all / 100 * static_cast<uint64_t>(percent), d, c, {});
+                EXPECT_EQ(late.early_bytes, 0U);
+                for (const uint32_t ahead : {1U, 2U, 4U}) {
+                    TimedRule rule;
+                    rule.committed_layers = ahead;
+                    const Timed early = timed_at(*routes, all / 100 * static_cast<uint64_t>(percent), d, c, rule);
+                    const std::string where = fmt::format("{} {} % {} GB/s N {}", name, percent, speed, ahead);
+                    EXPECT_LE(static_cast<double>(early.read_bytes), 1.01 * static_cast<double>(late.read_bytes))
+                        << where;
+                    EXPECT_GT(early.early_bytes, early.read_bytes / 5) << where;
+                    EXPECT_GE(static_cast<double>(early.early_used), 0.97 * static_cast<double>(early.early_bytes))
+                        << where;
+                    EXPECT_EQ(early.reads, 3 * early.brought) << where << ": something was read twice";
+                    EXPECT_LT(early.stall, late.stall) << where;
+                }
+            }
+        }
+    }
 }
 
 TEST(TimedReplay, WhatCannotBeTimedIsRefused) {
