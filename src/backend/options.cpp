@@ -396,6 +396,13 @@ const Option* opposite(const Option& option) {
                                              : fmt::format("--no-{}", flag.substr(2)));
 }
 
+// The switch whose off_flag() this is.
+const Option* switch_turned_off_by(std::string_view flag) {
+    const auto* it =
+        std::find_if(std::begin(kOptions), std::end(kOptions), [&](const Option& o) { return flag == off_flag(o); });
+    return it == std::end(kOptions) ? nullptr : it;
+}
+
 // Options of one source (the variables, or the command line), where no switch may be on and off.
 class Source {
   public:
@@ -404,12 +411,16 @@ class Source {
     Status set(Config& config, const Option& option, std::string_view value, std::string text) {
         const std::string before = option.get(config);
         if (Status s = option.set(config, value); !s.ok()) return s;
+        if (option.value_name != nullptr) {
+            if (given_ != nullptr) given_->put(option, std::move(text));
+            return {};
+        }
         const Option* other = opposite(option);
         for (const auto& [earlier, said] : seen_) {
-            if (earlier == other && option.get(config) != before)
+            if ((earlier == &option || earlier == other) && option.get(config) != before)
                 return error(Code::invalid_argument, "it contradicts {}: leave one of them out", said);
         }
-        if (other != nullptr) seen_.emplace_back(&option, text);
+        seen_.emplace_back(&option, text);
         if (given_ != nullptr) given_->put(option, std::move(text));
         return {};
     }
@@ -456,6 +467,12 @@ const Option* find_option(std::string_view flag) {
     return it == std::end(kOptions) ? nullptr : it;
 }
 
+std::string off_flag(const Option& option) {
+    const std::string_view flag = option.flag;
+    if (option.value_name != nullptr || flag.starts_with("--no-") || opposite(option) != nullptr) return "";
+    return fmt::format("--no-{}", flag.substr(2));
+}
+
 Status take_options(Config& config, std::vector<std::string>& arguments, Place place, TakenOptions* taken,
                     Given* given) {
     std::vector<std::string> rest;
@@ -473,12 +490,16 @@ Status take_options(Config& config, std::vector<std::string>& arguments, Place p
         const size_t equals = arguments[i].find('=');
         const std::string flag = arguments[i].substr(0, equals);
         const Option* option = find_option(flag);
+        std::string value = "1";
+        if (option == nullptr) {
+            option = switch_turned_off_by(flag);
+            value = "0";
+        }
         if (option == nullptr) {
             rest.push_back(arguments[i]);
             continue;
         }
         if (!works_in(option->where, place)) return no_effect(flag, option->where);
-        std::string value = "1";
         if (option->value_name == nullptr) {
             if (equals != std::string::npos) {
                 return error(Code::invalid_argument, "{} takes no value", flag);
@@ -696,8 +717,12 @@ std::string options_help(size_t width, Place place) {
     constexpr size_t kIndent = 8;
     for (const Option& o : kOptions) {
         if (!works_in(o.where, place)) continue;
-        out += fmt::format("  {}{}{}\n", o.flag, o.value_name != nullptr ? " " : "",
-                           o.value_name != nullptr ? o.value_name : "");
+        const std::string off = off_flag(o);
+        out += fmt::format("  {}{}{}\n", o.flag,
+                           o.value_name != nullptr ? " "
+                           : off.empty()           ? ""
+                                                   : ", ",
+                           o.value_name != nullptr ? o.value_name : off);
         std::string text = fmt::format("{} Default: {}. Variable: {}.", o.help, o.default_text, o.variable);
         out += wrap_text(text, kIndent, width);
     }

@@ -42,6 +42,9 @@ std::span<const Option> options();
 // A stock option whose value may be any text, also one that looks like a flag.
 bool takes_free_text(std::string_view flag);
 const Option* find_option(std::string_view flag);
+// "--no-live" for --live, as llama.cpp has it: turns a switch off that its variable turned on. Empty where the table
+// has no such switch, or has its opposite as a row of its own.
+std::string off_flag(const Option& option);
 
 // How each option was given, as a message repeats it: "--cache-mb 1", "SLUICE_CACHE_MB=1". What stands later replaces
 // what was before.

@@ -35,7 +35,9 @@ constexpr std::array<Command, 17> kCommands{{
      "agreement of the next token with the lossless run, tasks with known answers, bytes read per token, speed. The "
      "text goes in token by token, as when generating: the first tokens (--prefix, 32) as a prompt, then those that "
      "are scored (--tokens, 224). --battery takes other tasks: a line each, the prompt, a tab, and answers with | "
-     "between them. --json and --csv print the table for programs. All other options are those of sluice run.",
+     "between them. --json, --jsonl and --csv print the table for programs, the latter two a line as soon as it is "
+     "measured; Ctrl-C ends with what was measured until then. All other options are those of "
+     "sluice run, but for those about prompts, templates and sampling.",
      nullptr, quality_command},
     {"inspect", "MODEL [--json] [--cache-mb N]", "what a model is made of and what a cache would hold",
      "Reads headers only. Shows experts, layers, top-k, dense and expert bytes, bytes of one token, and how much of "
@@ -149,7 +151,9 @@ std::string flags_of(const Command& command) {
     if (std::string_view(command.name) == "run") add("--chat");
     if (std::string_view(command.name) == "serve") add("-np");
     for (const backend::Option& o : backend::options()) {
-        if (backend::works_in(o.where, place_of(command.name))) add(o.flag);
+        if (!backend::works_in(o.where, place_of(command.name))) continue;
+        add(o.flag);
+        if (const std::string off = backend::off_flag(o); !off.empty()) add(off);
     }
     return flags;
 }
@@ -215,9 +219,12 @@ std::string man_page() {
         out += fmt::format(".TP\n.B {}\n{}: {}\n", c.name, roff(c.summary), roff(c.help));
     out += ".SH STREAMING OPTIONS\nThe variable works for every program that loads the plug\\-in; the flag wins.\n";
     for (const backend::Option& o : backend::options()) {
+        const std::string off = backend::off_flag(o);
         out += fmt::format(".TP\n.BR {} {}\n{} Default: {}. Variable: {}.\n", roff(o.flag),
-                           o.value_name != nullptr ? "\" \" " + roff(o.value_name) : "", roff(o.help),
-                           roff(o.default_text), o.variable);
+                           o.value_name != nullptr ? "\" \" " + roff(o.value_name)
+                           : off.empty()           ? ""
+                                                   : "\", \" " + roff(off),
+                           roff(o.help), roff(o.default_text), o.variable);
     }
     out +=
         ".SH EXIT STATUS\n0 well, 1 failed, 2 wrong command line, 130 interrupted.\n.SH SEE ALSO\nllama\\-server, "
@@ -265,7 +272,9 @@ std::string options_markdown() {
     for (const backend::Option& o : backend::options()) {
         std::string values = o.value_name != nullptr ? o.value_name : "(switch; variable: 1 or 0)";
         for (size_t at = 0; (at = values.find('|', at)) != std::string::npos; at += 2) values.replace(at, 1, "\\|");
-        out += fmt::format("| `{}` | `{}` | {} | {} | {} |\n", o.flag, o.variable, values, o.default_text, o.help);
+        const std::string off = backend::off_flag(o);
+        out += fmt::format("| `{}`{} | `{}` | {} | {} | {} |\n", o.flag, off.empty() ? "" : fmt::format(", `{}`", off),
+                           o.variable, values, o.default_text, o.help);
     }
     return out;
 }

@@ -24,8 +24,10 @@ TEST(Options, EveryRowIsCompleteAndUnique) {
         EXPECT_GT(std::string(o.help).size(), 20U) << o.flag;
         for (const Place place : {Place::library, Place::tool, Place::run, Place::serve}) {
             const bool shown =
-                options_help(80, place).find(std::string("  ") + o.flag + (o.value_name != nullptr ? " " : "\n")) !=
-                std::string::npos;
+                options_help(80, place).find(std::string("  ") + o.flag +
+                                             (o.value_name != nullptr ? " "
+                                              : off_flag(o).empty()   ? "\n"
+                                                                    : ", " + off_flag(o) + "\n")) != std::string::npos;
             EXPECT_EQ(shown, works_in(o.where, place)) << o.flag;
         }
         EXPECT_NE(options_help(80, o.where == Where::serve_only ? Place::serve : Place::run).find(o.variable),
@@ -343,6 +345,43 @@ TEST(Options, MessagesSayWhatWasGivenAndWhere) {
     config.wave = 2;
     EXPECT_NE(validate(config).message().find("--wave 2 has no effect with --no-overlap"), std::string::npos)
         << "a program's own settings are called by their flags";
+}
+
+// As llama.cpp's own switches, ours can be turned off on a command line whose environment turns them on.
+TEST(Options, EverySwitchHasAnOppositeOnTheCommandLine) {
+    for (const Option& o : options()) {
+        if (o.value_name != nullptr) {
+            EXPECT_EQ(off_flag(o), "") << o.flag;
+            continue;
+        }
+        const std::string off = off_flag(o);
+        if (off.empty()) {
+            const std::string flag = o.flag;
+            EXPECT_TRUE(flag.starts_with("--no-") || find_option("--no-" + flag.substr(2)) != nullptr) << flag;
+            continue;
+        }
+        EXPECT_EQ(find_option(off), nullptr) << off;
+        const Place place = o.where == Where::everywhere ? Place::tool : Place::run;
+        Config config;
+        ASSERT_TRUE(o.set(config, "1").ok());
+        std::vector<std::string> line{"-m", "x", off, off};
+        TakenOptions taken;
+        Given given;
+        ASSERT_TRUE(take_options(config, line, place, &taken, &given).ok()) << off;
+        EXPECT_EQ(o.get(config), "0") << off;
+        EXPECT_EQ(line, (std::vector<std::string>{"-m", "x"}));
+        EXPECT_EQ(taken.back(), (std::pair<std::string, std::string>{o.variable, "0"}));
+        EXPECT_EQ(given.text(o.flag, config), off);
+        for (std::vector<std::string> both : {std::vector<std::string>{o.flag, off}, {off, o.flag}}) {
+            const std::string first = both[0];
+            Config fresh;
+            const Status s = take_options(fresh, both, place);
+            ASSERT_FALSE(s.ok()) << off;
+            EXPECT_NE(s.message().find("contradicts " + first), std::string::npos) << s.message();
+        }
+        std::vector<std::string> valued{off + "=1"};
+        EXPECT_FALSE(take_options(config, valued, place).ok());
+    }
 }
 
 TEST(Options, ASwitchAndItsOppositeMustAgreeAndFlagsWinOverVariables) {
