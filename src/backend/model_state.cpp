@@ -265,7 +265,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     }
     runtime.dials = {.substitute = config.expert_substitute, .drop_cold = config.drop_cold_experts};
     runtime.follow_routers = runtime.follow_routers || runtime.dials.substitute > 0;
-    state->set_prefetch();
+    if (Status s = state->set_prefetch(); !s.ok()) return s;
     runtime.make_fetcher = [s = state.get()] { return s->make_fetcher(); };
     runtime.counters.records = state->store_->n_records();
     for (uint32_t set = 0; set < state->geometry_.sets.size(); ++set) {
@@ -288,7 +288,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
 }
 
 // A wish that cannot be fulfilled is said.
-void ModelState::set_prefetch() {
+Status ModelState::set_prefetch() {
     exec::PrefetchOptions& prefetch = runtime_.prefetch;
     prefetch.depth = config_.predict_prefetch ? 1 : config_.prefetch;
     prefetch.stale_gate = config_.predict_prefetch;
@@ -300,11 +300,16 @@ void ModelState::set_prefetch() {
     if (given.device) device_ = *given.device;
     prefetch.guesser = given.guesser;
     runtime_.route_ahead.early_reads = !given.no_early_reads;
-    if (runtime_.route_ahead.depth >= geometry_.sets.size()) {
-        log(LogLevel::warn, "--route-ahead {} has no effect: the model has {} layers with experts",
-            runtime_.route_ahead.depth, geometry_.sets.size());
+    // Every output would name it as a lossy option, though nothing could be taken from so far ahead.
+    uint32_t layers = 0;
+    for (size_t s = 0; s < geometry_.sets.size(); ++s)
+        layers += s == 0 || geometry_.sets[s].layer != geometry_.sets[s - 1].layer ? 1 : 0;
+    if (runtime_.route_ahead.depth > 0 && runtime_.route_ahead.depth >= layers) {
+        return error(Code::invalid_argument, "--route-ahead {} has no effect: {} has {} layers with experts: {}",
+                     runtime_.route_ahead.depth, index_.files()[0].path, layers,
+                     layers > 1 ? fmt::format("give at most {}", layers - 1) : "leave it out");
     }
-    if (!prefetch.on()) return;
+    if (!prefetch.on()) return {};
     const char* flag = prefetch.stale_gate ? "--predict-prefetch" : "--prefetch";
     if (geometry_.sets.size() < 2) {
         log(LogLevel::warn, "{} has no effect: the model has one layer with experts", flag);
@@ -317,6 +322,7 @@ void ModelState::set_prefetch() {
                               file)
                 : fmt::format("the drive of {} was not measured yet (sluice probe {})", file, file));
     }
+    return {};
 }
 
 ModelState::~ModelState() {

@@ -48,8 +48,11 @@ constexpr std::array<Gate, 3> kGates{{
      "Runs the model with caches of 25, 50 and 75 % of its experts, guesses what each router will choose (as "
      "--predict-log does) and acts on nothing. Yes: with each of these caches some predictor could remove more of the "
      "time that tokens wait for reads than guessing takes and than its reads keep the drive from others. The wait that "
-     "it removes is an upper bound, so no ends the matter, and yes allows a trial. And the control has to be complete: "
-     "routers run again on their own input choose what they chose. --prompt and --decode: tokens (32 and 64).",
+     "it removes is an upper bound, so no ends the matter, and yes allows a trial. The drive, as sluice probe measured "
+     "it, has to have room for reads that nobody waits for, since nothing is read early without. And the control has "
+     "to "
+     "be complete: routers run again on their own input choose what they chose. --prompt and --decode: tokens (32 and "
+     "64).",
      measure_gate_d},
 }};
 

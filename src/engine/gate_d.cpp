@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/device.h"
+#include "base/bytes.h"
 #include "engine/gate_model.h"
 #include "route/scores.h"
 #include "route/worth.h"
@@ -118,6 +119,28 @@ machine::GateCheck check_of(const std::string& where, const Seen& seen) {
 
 }  // namespace
 
+machine::GateCheck early_reads_check(const std::string& path, const Result<machine::Verdict>& drive) {
+    machine::GateCheck check{.name = "the drive",
+                             .outcome = Outcome::unknown,
+                             .found = {},
+                             .needed = "a window for reads that nobody waits for, as sluice probe found it"};
+    if (!drive.ok()) {
+        check.found = fmt::format("nothing is read early: {}", drive.status().message());
+    } else if (!drive->derived) {
+        check.found =
+            fmt::format("sluice probe met memory, not the drive: nothing is read early (sluice probe {})", path);
+    } else if (const uint64_t window = drive->derived->window; window > 0) {
+        check.outcome = Outcome::yes;
+        check.found = fmt::format("{} of them at once hold up no exact read too long", human_bytes(window));
+    } else {
+        check.outcome = Outcome::no;
+        check.found =
+            "any of them holds up exact reads too long (window 0): --predict-prefetch and --prefetch read nothing "
+            "early here, whatever the guesses are worth";
+    }
+    return check;
+}
+
 Result<GateVerdict> gate_d(const GateD& asked) {
     auto opened = open_gate_model(asked.model, asked.shape, "d",
                                   "Could acting on guesses of the routers' choices remove more waiting than it costs?");
@@ -145,6 +168,7 @@ Result<GateVerdict> gate_d(const GateD& asked) {
                                                 : Outcome::no,
                      .found = fmt::format("routers run again on their own input chose {} of {} experts", hits, slots),
                      .needed = "all of them"});
+    v.checks.insert(v.checks.begin() + 1, early_reads_check(asked.model, machine::find_verdict(asked.model)));
     v.notes = {
         "The wait that goes is an upper bound, and nothing was acted on: a yes says that acting is worth a trial in "
         "which the whole token is timed, no more.",

@@ -9,6 +9,7 @@
 
 #include "engine/workload.h"
 #include "machine/gate.h"
+#include "machine/verdict.h"
 #include "sluice/sluice.h"
 
 namespace sluice::engine {
@@ -23,5 +24,7 @@ struct GateD {
 };
 
 Result<machine::GateVerdict> gate_d(const GateD& asked);
+// Whether the drive under `path`, by its verdict, lets anything be read early at all.
+machine::GateCheck early_reads_check(const std::string& path, const Result<machine::Verdict>& drive);
 
 }  // namespace sluice::engine

@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -268,18 +269,25 @@ TEST_F(ForesightTest, RouteAheadIsAFunctionOfTheTokens) {
     }
 }
 
-TEST_F(ForesightTest, RouteAheadOfAllLayersIsTheRouters) {
-    for (const std::string name : {"qwen3moe-deep-f16", "deepseek2-f16"}) {
+// It would be called lossy everywhere and take nothing.
+TEST_F(ForesightTest, RouteAheadOfAllLayersIsRefused) {
+    for (const std::string name : {"qwen3moe-deep-f16", "deepseek2-f16", "grovemoe-f16"}) {
+        const auto index = model::GgufIndex::open(path_of(name));
+        ASSERT_TRUE(index.ok());
+        const auto geometry = model::derive_geometry(*index);
+        ASSERT_TRUE(geometry.ok());
+        std::set<int32_t> layers;
+        for (const model::ExpertSet& s : geometry->sets) layers.insert(s.layer);
+        const auto n = static_cast<uint32_t>(layers.size());
         Config config;
         config.cache_bytes = cache_for(name, 0.5);
-        const Outcome want = run(name, config);
-        config.route_ahead = 64;
-        const Outcome got = run(name, config);
-        ASSERT_TRUE(want.ok && got.ok);
-        EXPECT_TRUE(same(got.logits, want.logits)) << name;
-        EXPECT_EQ(got.decode.ra_committed.or_zero(), 0);
-        EXPECT_GT(got.decode.ra_passed.or_zero(), 0);
-        EXPECT_TRUE(said("has no effect"));
+        for (const uint32_t depth : {n, 64U}) {
+            config.route_ahead = depth;
+            EXPECT_FALSE(run(name, config).ok) << name;
+            EXPECT_TRUE(said("has no effect")) << name;
+        }
+        config.route_ahead = n - 1;
+        EXPECT_TRUE(run(name, config).ok) << name;
     }
 }
 

@@ -98,8 +98,10 @@ import json, sys
 v = json.load(open(sys.argv[1]))
 assert v["gate"] == "d" and v["settings"]["decode"] == "12", v
 checks = {c["name"]: c for c in v["checks"]}
-assert list(checks) == ["control"] + [f"cache of {n} % of the experts" for n in (25, 50, 75)], list(checks)
+assert list(checks) == ["control", "the drive"] + [f"cache of {n} % of the experts" for n in (25, 50, 75)], list(checks)
 assert checks["control"]["outcome"] == "yes", checks
+assert checks["the drive"]["outcome"] == "unknown" and "sluice probe" in checks["the drive"]["found"], checks
+assert v["verdict"] != "yes", v
 figures = {f["name"]: f["value"] for f in v["figures"]}
 for n in (25, 50, 75):
     for p in ("stale gate", "stale gate, 2 layers ahead", "stale gate, 4 layers ahead", "previous token", "popularity"):
