@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "cli/commands.h"
 #include "cli/replay_timed.h"
 #include "model/geometry.h"
@@ -311,6 +312,10 @@ int timed_table(const Routes& routes, const std::string& trace, const model::Geo
     return kOk;
 }
 
+void warn_of_lossy(const Routes& routes, const std::string& trace) {
+    if (const std::string note = replay::lossy_note(routes, trace); !note.empty()) log(LogLevel::warn, "{}", note);
+}
+
 constexpr const char* kCsvHead =
     "trace,architecture,policy,slots,arena_bytes,tokens,lookups,hits,hit_rate,bytes_per_token,"
     "evictions,rereads,prompt_bytes,prompt_hits\n";
@@ -326,6 +331,7 @@ int replay_command(std::vector<std::string> arguments) {
     for (const std::string& trace : asked->traces) {
         auto routes = replay::read_routes(trace);
         if (!routes.ok()) return fail(routes.status(), kFailed);
+        warn_of_lossy(*routes, trace);
         std::optional<model::Geometry> geometry;
         if (!asked->model.empty()) {
             const auto index = model::GgufIndex::open(asked->model);
@@ -340,6 +346,7 @@ int replay_command(std::vector<std::string> arguments) {
         if (!asked->profile.empty()) {
             auto past = replay::read_routes(asked->profile);
             if (!past.ok()) return fail(past.status(), kFailed);
+            warn_of_lossy(*past, asked->profile);
             if (past->first != routes->first)
                 return fail(error(Code::conflict, "{} and {} are of different models", asked->profile, trace), kFailed);
             profile = replay::profile_of(asked->skip ? first_tokens(*past, *asked->skip) : *past);

@@ -160,6 +160,9 @@ Result<GateVerdict> gate_b(const GateB& asked) {
         fmt::format("Come out at best: if each draft is right with a chance of {}, wrong ones end the block, and the "
                     "first token is never a draft.",
                     asked.accepted)};
+    for (size_t i = 0; i < all.size(); ++i) {
+        if (std::string note = lossy_note(all[i], v.inputs[i].name); !note.empty()) v.notes.push_back(note + ".");
+    }
     return v;
 }
 

@@ -1,5 +1,7 @@
 #include "replay/routes.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -16,6 +18,7 @@ namespace {
 constexpr size_t kMostRows = size_t{1} << 26U;
 constexpr size_t kMostVisits = size_t{1} << 24U;
 constexpr size_t kLongestLine = 1U << 16U;
+constexpr size_t kMostOptions = 512;  // bytes of their names
 constexpr uint32_t kMostExperts = 1U << 16U;
 constexpr uint32_t kMostChosen = 1U << 12U;  // by one token in one layer
 constexpr int32_t kMostLayers = 4096;
@@ -122,6 +125,14 @@ class Reader {
   private:
     Status wrong(std::string_view what) const { return error(Code::corrupt, "{}: line {} {}", name_, line_, what); }
     Status comment(std::string_view text) {
+        constexpr std::string_view kLossy = "# lossy=";
+        if (text.starts_with(kLossy)) {
+            out_.lossy = text.substr(kLossy.size(), kMostOptions);
+            // It is shown on a terminal.
+            std::replace_if(
+                out_.lossy.begin(), out_.lossy.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+            return {};
+        }
         if (const auto layer = value_of(text, "layer")) {
             const auto l = number<int32_t>(*layer);
             const auto bytes = value_of(text, "expert_bytes");
@@ -151,7 +162,10 @@ class Reader {
         if (r[Columns::turn] > UINT32_MAX) return wrong("counts turns that nobody has waited for");
         if (out_.choices.size() >= kMostRows || out_.visits.size() >= kMostVisits)
             return wrong("is one too many: the trace is too long");
-        if (r.dropped) return {};  // nobody asked a cache for it
+        if (r.dropped) {  // nobody asked a cache for it
+            if (out_.lossy.empty()) out_.lossy = "lossy options";
+            return {};
+        }
         const auto layer = static_cast<int32_t>(r[Columns::layer]);
         const bool prompt = r[Columns::phase] == 0;
         const bool same_batch = have_ && r[Columns::turn] == turn_ && prompt == prompt_ && layer >= layer_;
@@ -287,6 +301,15 @@ Result<Routes> read_routes(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
     if (!in) return error(Code::not_found, "cannot open {}", path);
     return read_routes(in, path);
+}
+
+std::string lossy_note(const Routes& routes, const std::string& name) {
+    if (routes.lossy.empty()) return "";
+    return fmt::format(
+        "{} is of a run with {}: its experts are those that were computed, not those that the routers chose, and "
+        "partly "
+        "follow the cache of that run",
+        name, routes.lossy);
 }
 
 Status take_sizes(Routes& routes, const model::Geometry& geometry) {

@@ -43,6 +43,9 @@ struct Pass {
 
 struct Routes {
     std::string model, architecture;
+    // Options with which the run's experts were not what its routers chose; empty: none. "lossy options" where a trace
+    // shows that there were some, but does not name them.
+    std::string lossy;
     uint32_t top_k = 0;           // most choices of one token in one layer
     std::vector<RouteSet> sets;   // by layer; those that appear
     std::vector<uint32_t> first;  // first record of each set, and the number of all
@@ -64,6 +67,8 @@ struct Routes {
 Result<Routes> read_routes(std::istream& in, const std::string& name);
 // "-" is standard input. Says what to do with a compressed file.
 Result<Routes> read_routes(const std::string& path);
+// What whoever concludes something from lossy routes has to be told; empty if they are the routers'.
+std::string lossy_note(const Routes& routes, const std::string& name);
 // Sizes of experts from the model itself, which must have the trace's layers and at least its experts.
 Status take_sizes(Routes& routes, const model::Geometry& geometry);
 

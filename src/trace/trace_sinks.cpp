@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "trace/json_values.h"
 #include "trace/perfetto.h"
 #include "trace/traces.h"
 
@@ -32,7 +33,10 @@ class RouteSink final : public Sink {
   public:
     explicit RouteSink(std::shared_ptr<RouteTraceFile> file) : file_(std::move(file)) {}
     Status model(const Book& book, size_t number) override {
-        return number == 0 ? file_->begin(route_trace_model(book.models[0])) : Status();
+        if (number != 0) return {};
+        RouteTraceModel model = route_trace_model(book.models[0]);
+        model.lossy = lossy_in(book.header);
+        return file_->begin(model);
     }
 
   private:

@@ -83,6 +83,10 @@ Status RouteTraceFile::begin(const RouteTraceModel& model) {
     pair("n_layer", model.layers);
     pair("n_expert", model.experts);
     pair("n_expert_used", model.used);
+    if (!model.lossy.empty()) {
+        append(buffer_, "\n# lossy=");
+        append(buffer_, model.lossy);
+    }
     for (const RouteTraceModel::Layer& l : model.sizes) {
         append(buffer_, "\n#");
         pair("layer", l.layer);

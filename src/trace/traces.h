@@ -19,6 +19,7 @@ namespace sluice::trace {
 // What the preamble of a routing trace says of the model.
 struct RouteTraceModel {
     std::string name, arch;
+    std::string lossy;              // options that changed what the routers chose, or what was made of it; empty: none
     Measure layers, experts, used;  // of the model; experts of one layer, of which `used` run for a token
     struct Layer {
         int64_t layer = 0;

@@ -40,6 +40,23 @@ double figure(const machine::GateVerdict& v, const std::string& name) {
     return it == v.figures.end() ? -1 : it->value.value_or(-1);
 }
 
+TEST_F(GateBTest, SaysWhichRoutesAreNotTheRouters) {
+    GateB asked;
+    asked.traces = {trace("faithful.csv", 64, 1, 64), trace("lossy.csv", 64, 1, 64)};
+    asked.slots = 2;
+    {
+        std::ofstream out(asked.traces[1], std::ios::app);
+        out << "# lossy=--drop-cold-experts 1\n";
+    }
+    const auto v = gate_b(asked);
+    ASSERT_TRUE(v.ok()) << v.status().message();
+    ASSERT_FALSE(v->notes.empty());
+    EXPECT_TRUE(v->notes.back().starts_with("trace 2 is of a run with --drop-cold-experts 1:")) << v->notes.back();
+    EXPECT_EQ(std::count_if(v->notes.begin(), v->notes.end(),
+                            [](const std::string& n) { return n.find("of a run with") != std::string::npos; }),
+              1);
+}
+
 TEST_F(GateBTest, SaysNoWhereEveryTokenNeedsOthers) {
     GateB asked;
     asked.traces = {trace("apart.csv", 64, 1, 64)};

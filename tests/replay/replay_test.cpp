@@ -80,6 +80,20 @@ TEST(Routes, WhatWasDroppedWasNotAskedFor) {
     ASSERT_EQ(routes->choices.size(), 3U);
     EXPECT_EQ(routes->choices[0].expert, 3U);
     EXPECT_EQ(routes->choices[1].expert, 5U);
+    EXPECT_EQ(routes->lossy, "lossy options") << "older traces do not name them";
+}
+
+TEST(Routes, ThatARunWasLossyIsSaid) {
+    const std::string row = "0,1,0,1,0,5,1,1,0\n";
+    const Routes faithful = read(kHead + kColumns + row);
+    EXPECT_EQ(faithful.lossy, "");
+    EXPECT_EQ(lossy_note(faithful, "t.csv"), "");
+    const Routes lossy = read(kHead + "# lossy=--route-ahead 2, --n-expert-used 1\n" + kColumns + row);
+    EXPECT_EQ(lossy.lossy, "--route-ahead 2, --n-expert-used 1");
+    const std::string note = lossy_note(lossy, "t.csv");
+    EXPECT_TRUE(note.starts_with("t.csv is of a run with --route-ahead 2, --n-expert-used 1")) << note;
+    EXPECT_EQ(read(kHead + "# lossy=\x1b[2J" + "\n" + kColumns + row).lossy, "?[2J");
+    EXPECT_EQ(read(kHead + "# lossy=" + std::string(5000, 'x') + "\n" + kColumns + row).lossy.size(), 512U);
 }
 
 TEST(Routes, WhatIsNotATraceIsNamedWithItsLine) {

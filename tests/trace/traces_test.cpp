@@ -94,6 +94,19 @@ TEST(RouteTrace, SaysOfAModelWhatIsKnown) {
     }
 }
 
+// Whoever learns from such a trace has to know that it does not show what routers choose.
+TEST(RouteTrace, SaysWhichOptionsChangedTheChoices) {
+    const TempFile out;
+    RouteTraceFile trace(out.open());
+    RouteTraceModel model;
+    model.name = "m";
+    model.lossy = "--route-ahead 2, --drop-cold-experts 0.5";
+    ASSERT_TRUE(trace.begin(model).ok());
+    EXPECT_TRUE(out.text().starts_with(
+        "# route_trace v1\n# model=m arch=\n# lossy=--route-ahead 2, --drop-cold-experts 0.5\nturn,phase,"))
+        << out.text();
+}
+
 TEST(IoTrace, Golden) {
     const TempFile out;
     IoTraceFile trace(out.open());
