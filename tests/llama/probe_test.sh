@@ -86,8 +86,9 @@ if [ -n "$memory" ] && [ "$(stat -f -c %T "$memory")" = tmpfs ]; then
 fi
 
 # --- interrupted: no verdict
-catches() { # PID: waits until the process handles SIGINT
-    while [ -d "/proc/$1" ] && [ $((0x$(sed -n 's/^SigCgt:\s*//p' "/proc/$1/status") & 2)) = 0 ]; do :; done
+catches() { # PID: waits until the process is the program, no shell any more, and handles SIGINT
+    while [ -d "/proc/$1" ] && { [ "$(readlink "/proc/$1/exe")" != "$(readlink -f "$sluice")" ] ||
+        [ $((0x$(sed -n 's/^SigCgt:\s*//p' "/proc/$1/status") & 2)) = 0 ]; }; do :; done
 }
 rm -rf "$work/cache"
 for signal in INT TERM; do
