@@ -27,8 +27,8 @@ constexpr std::array<Command, 17> kCommands{{
     {"perplexity", "-m MODEL -f TEXT [options]", "measure quality", "llama-perplexity with streaming on.",
      "llama-perplexity", perplexity_command},
     {"quality",
-     "-m MODEL --file TEXT [--with OPTIONS]... [--tokens N] [--prefix N] [--battery FILE|none] [--json | --csv] "
-     "[options]",
+     "-m MODEL --file TEXT [--with OPTIONS]... [--tokens N] [--prefix N] [--battery FILE|none] [--json | --jsonl | "
+     "--csv] [options]",
      "what lossy options cost in quality, and what they save",
      "Runs the model without lossy options and then with them (those given, and one more set for each --with "
      "\"OPTIONS\"), each time from an empty cache, and prints one table: perplexity of a held-out text, divergence and "

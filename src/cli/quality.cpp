@@ -13,6 +13,7 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <sstream>
 
 #include "backend/options.h"
@@ -36,9 +37,41 @@ constexpr uint64_t kMostTokens = 1U << 20U;
 struct Asked {
     std::string file, battery;
     std::vector<std::string> with;
-    bool json = false, csv = false;
+    bool json = false, csv = false, jsonl = false;
     engine::QualityPlan plan;
 };
+
+// Options of llama-completion that would change nothing here. The text and the battery go in as they are, and what is
+// most likely comes out.
+constexpr std::string_view kWithoutEffect[] = {"-p",
+                                               "--prompt",
+                                               "-sys",
+                                               "--system-prompt",
+                                               "--chat-template",
+                                               "--chat-template-file",
+                                               "-cnv",
+                                               "--conversation",
+                                               "-i",
+                                               "--interactive",
+                                               "--prompt-cache",
+                                               "--in-prefix",
+                                               "--in-suffix",
+                                               "--n-predict",
+                                               "--predict",
+                                               "-n",
+                                               "-r",
+                                               "--reverse-prompt",
+                                               "--grammar",
+                                               "--grammar-file",
+                                               "-j",
+                                               "--json-schema",
+                                               "--temp",
+                                               "--top-k",
+                                               "--top-p",
+                                               "--min-p",
+                                               "-s",
+                                               "--seed",
+                                               "--chat"};
 
 // Takes this command's own options out of the arguments.
 Result<Asked> parse(std::vector<std::string>& arguments) {
@@ -69,6 +102,8 @@ Result<Asked> parse(std::vector<std::string>& arguments) {
             asked.json = true;
         } else if (a == "--csv") {
             asked.csv = true;
+        } else if (a == "--jsonl") {
+            asked.jsonl = true;
         } else if (a == "--file" || a == "-f") {
             s = text(asked.file);
         } else if (a == "--battery") {
@@ -80,13 +115,19 @@ Result<Asked> parse(std::vector<std::string>& arguments) {
             s = number(asked.plan.scored, 1);
         } else if (a == "--prefix") {
             s = number(asked.plan.prompt, 1);
+        } else if (std::find(std::begin(kWithoutEffect), std::end(kWithoutEffect), a) != std::end(kWithoutEffect)) {
+            s = error(Code::invalid_argument,
+                      "{} has no effect in sluice quality: the text of --file and the prompts of the battery go in as "
+                      "they are, without a chat template, and answers are greedy",
+                      a);
         } else {
             rest.push_back(a);
             if (backend::takes_free_text(a) && i + 1 < arguments.size()) rest.push_back(arguments[++i]);
         }
         if (!s.ok()) return s;
     }
-    if (asked.json && asked.csv) return error(Code::invalid_argument, "--json or --csv, not both");
+    if (asked.json + asked.csv + asked.jsonl > 1)
+        return error(Code::invalid_argument, "one of --json, --jsonl and --csv, not several");
     if (asked.file.empty()) return error(Code::invalid_argument, "which text? give one with --file");
     arguments = std::move(rest);
     return asked;
@@ -110,11 +151,31 @@ Result<std::string> read_file(const std::string& path) {
 struct Row {
     Config config;
     std::vector<std::string> lossy;
-    engine::Quality found;
-    [[nodiscard]] std::string name() const {
-        return lossy.empty() ? "lossless" : fmt::format("{}", fmt::join(lossy, " "));
-    }
+    std::string name = "lossless";
+    std::vector<std::string> stock = {};  // what llama.cpp is told
+    engine::Quality found = {};
 };
+
+// What a run has that the lossless one has not: the lossy options first, then all others.
+std::string name_of(const Config& config, const Config& lossless) {
+    std::vector<std::string> words = backend::lossy_options(config);
+    const auto named = [&](const backend::Option& o) {
+        return std::any_of(words.begin(), words.end(),
+                           [&](const std::string& w) { return w == fmt::format("{} {}", o.flag, o.get(config)); });
+    };
+    for (const backend::Option& o : backend::options()) {
+        const std::string value = o.get(config);
+        if (value == o.get(lossless) || named(o)) continue;
+        if (o.value_name != nullptr) {
+            words.push_back(fmt::format("{} {}", o.flag, value));
+        } else if (value == "1") {
+            words.emplace_back(o.flag);
+        } else if (const std::string off = backend::off_flag(o); !off.empty()) {
+            words.push_back(off);
+        }
+    }
+    return fmt::format("{}", fmt::join(words, " "));
+}
 
 // Each run is one of several, from an empty cache.
 Status check_run(const Config& config) {
@@ -136,7 +197,9 @@ Result<std::vector<Row>> rows_of(const Config& given, const std::vector<std::str
     const Config lossless = backend::without_lossy(given);
     std::vector<Row> rows(1);
     rows[0].config = lossless;
-    const auto add = [&](const Config& config) { rows.push_back({config, backend::lossy_options(config), {}}); };
+    const auto add = [&](const Config& config) {
+        rows.push_back({config, backend::lossy_options(config), name_of(config, lossless)});
+    };
     if (!backend::lossy_options(given).empty()) add(given);
     for (const std::string& flags : with) {
         std::istringstream words(flags);
@@ -218,11 +281,11 @@ std::optional<double> value_of(const Column& c, const Row& row) {
     return c.of(row);
 }
 
-std::string table(const std::vector<Row>& rows) {
+std::string table(std::span<const Row> rows) {
     std::vector<std::vector<std::string>> cells{{""}};
     for (const Column& c : kColumns) cells[0].emplace_back(c.title);
     for (const Row& row : rows) {
-        cells.push_back({row.name()});
+        cells.push_back({row.name});
         for (const Column& c : kColumns) {
             const auto v = value_of(c, row);
             cells.back().push_back(v ? c.shown(*v) : "-");
@@ -245,59 +308,97 @@ std::string table(const std::vector<Row>& rows) {
     return out;
 }
 
-std::string csv(const std::vector<Row>& rows) {
+std::string csv_head() {
     std::string out = "options";
     for (const Column& c : kColumns) out += fmt::format(",{}", c.name);
-    out += '\n';
-    for (const Row& row : rows) {
-        out += row.name();
-        for (const Column& c : kColumns) {
-            const auto v = value_of(c, row);
-            out += v ? fmt::format(",{}", *v) : ",";
-        }
-        out += '\n';
-    }
-    return out;
+    return out + '\n';
 }
 
-std::string json(const std::vector<Row>& rows, const std::string& model, const Asked& asked) {
-    trace::Json out = {{"sluice_quality", 1},
-                       {"model", model},
-                       {"text", asked.file},
-                       {"battery", asked.battery.empty() ? "built in" : asked.battery},
-                       {"prompt_tokens", asked.plan.prompt},
-                       {"scored_tokens", rows[0].found.scored},
-                       {"tasks", rows[0].found.tasks},
-                       {"runs", trace::Json::array()}};
-    for (const Row& row : rows) {
-        trace::Json run = {{"lossy", row.lossy},
-                           {"decode_tokens", row.found.tokens},
-                           {"routed", row.found.routed},
-                           {"dropped", row.found.dropped},
-                           {"substituted", row.found.substituted}};
-        for (const Column& c : kColumns) {
-            const auto v = value_of(c, row);
-            run[c.name] = v ? trace::Json(*v) : trace::Json(nullptr);
-        }
-        out["runs"].push_back(std::move(run));
+std::string csv_row(const Row& row) {
+    std::string out = row.name;
+    for (const Column& c : kColumns) {
+        const auto v = value_of(c, row);
+        out += v ? fmt::format(",{}", *v) : ",";
     }
-    return out.dump(2) + "\n";
+    return out + '\n';
+}
+
+trace::Json head_json(const std::string& model, const Asked& asked) {
+    return {{"sluice_quality", 1},
+            {"model", model},
+            {"text", asked.file},
+            {"battery", asked.battery.empty() ? "built in" : asked.battery},
+            {"prompt_tokens", asked.plan.prompt},
+            {"scored_tokens", asked.plan.scored},
+            {"tasks", asked.plan.battery.size()}};
+}
+
+trace::Json run_json(const Row& row) {
+    trace::Json run = {{"lossy", row.lossy},
+                       {"options", row.name},
+                       {"deterministic", row.config.deterministic},
+                       {"decode_tokens", row.found.tokens},
+                       {"routed", row.found.routed},
+                       {"dropped", row.found.dropped},
+                       {"substituted", row.found.substituted}};
+    for (const Column& c : kColumns) {
+        const auto v = value_of(c, row);
+        run[c.name] = v ? trace::Json(*v) : trace::Json(nullptr);
+    }
+    return run;
+}
+
+// Where it all goes. Rows for programs are written as they come; a table needs all of them for its widths, and is
+// written in the end, whatever that is.
+class Output {
+  public:
+    Output(const Asked& asked, std::string model) : asked_(asked), model_(std::move(model)) {}
+    int begin() {
+        if (asked_.csv) return print_help(csv_head());
+        return asked_.jsonl ? print_help(head_json(model_, asked_).dump() + "\n") : kOk;
+    }
+    int row(const Row& row) {
+        if (asked_.csv) return print_help(csv_row(row));
+        return asked_.jsonl ? print_help(run_json(row).dump() + "\n") : kOk;
+    }
+    // `rows`: those that were measured.
+    int end(std::span<const Row> rows) {
+        if (asked_.csv || asked_.jsonl || rows.empty()) return kOk;
+        if (!asked_.json) return print_help(table(rows));
+        trace::Json out = head_json(model_, asked_);
+        out["runs"] = trace::Json::array();
+        for (const Row& row : rows) out["runs"].push_back(run_json(row));
+        return print_help(out.dump(2) + "\n");
+    }
+
+  private:
+    const Asked& asked_;
+    std::string model_;
+};
+
+// Some options ask what is in memory, and find everything there.
+void warn_of_room(const Row& row) {
+    if (row.found.slots < row.found.experts || !(row.config.drop_cold_experts > 0 || row.config.expert_substitute > 0))
+        return;
+    log(LogLevel::warn,
+        "{}: the cache holds all {} experts, so hardly one is missing and this option hardly acts: its price and its "
+        "gain are those of a smaller cache, which --cache-mb sets",
+        row.name, row.found.experts);
 }
 
 // Loads and runs the model with one row's options.
-Status measure(Row& row, const std::vector<std::string>& stock, engine::QualityRuns& runs, const Asked& asked) {
+Status measure(Row& row, engine::QualityRuns& runs, const Asked& asked) {
     std::string why;
     if (!start(row.config, &why)) return error(Code::unsupported, "{}", why);
-    std::vector<std::string> arguments = stock;
-    if (Status s = pass_on_experts_used(row.config, "quality", arguments); !s.ok()) return s;
+    std::vector<std::string> arguments = row.stock;
     common_params params;
     params.verbosity = 1;  // errors
     std::string program = "sluice quality";
     std::vector<char*> argv = argv_of(program, arguments);
     if (!common_params_parse(static_cast<int>(argv.size()) - 1, argv.data(), params, LLAMA_EXAMPLE_COMPLETION))
         return error(Code::invalid_argument, "see sluice quality --help");
-    const bool sized = std::find_if(stock.begin(), stock.end(),
-                                    [](const std::string& a) { return a == "-c" || a == "--ctx-size"; }) != stock.end();
+    const bool sized = std::any_of(row.stock.begin(), row.stock.end(),
+                                   [](const std::string& a) { return a == "-c" || a == "--ctx-size"; });
     if (!sized) params.n_ctx = std::max(512, asked.plan.prompt + asked.plan.scored + 1);
     auto found = runs.run(params);
     if (!found.ok()) return found.status();
@@ -351,23 +452,41 @@ int quality_command(std::vector<std::string> arguments) {
     for (size_t i = 0; i + 1 < arguments.size(); ++i) {
         if (arguments[i] == "-m" || arguments[i] == "--model") model = arguments[i + 1];
     }
+    // Before the first run, which may be long.
+    for (Row& row : *rows) {
+        row.stock = arguments;
+        if (Status s = pass_on_experts_used(row.config, "quality", row.stock); !s.ok()) return fail(s, kUsage);
+    }
     engine::QualityRuns runs(asked.plan);
     size_t number = 0;
     ProgressBar bar("measuring");
     asked.plan.progress = [&](double part, const std::string& doing) {
         const double all = static_cast<double>(rows->size());
-        bar.show((static_cast<double>(number) + part) / all, fmt::format("{}, {}", (*rows)[number].name(), doing));
+        bar.show((static_cast<double>(number) + part) / all,
+                 fmt::format("{} of {}, {}, {}", number + 1, rows->size(), (*rows)[number].name, doing));
     };
+    Output output(asked, model);
+    if (const int code = output.begin(); code != kOk) return code;
     for (Row& row : *rows) {
-        const Status s = measure(row, arguments, runs, asked);
-        ++number;
-        if (s.ok()) continue;
+        const Status s = measure(row, runs, asked);
         bar.clear();
-        if (interrupted()) return kInterrupted;
-        return fail(s, s.code() == Code::invalid_argument ? kUsage : kFailed);
+        if (!s.ok()) {
+            // What was measured is kept.
+            if (const int code = output.end(std::span(*rows).first(number)); code != kOk) return code;
+            if (interrupted()) {
+                std::fprintf(stderr, "sluice: interrupted: %zu of %zu runs were measured\n", number, rows->size());
+                return kInterrupted;
+            }
+            return fail(s, s.code() == Code::invalid_argument ? kUsage : kFailed);
+        }
+        ++number;
+        warn_of_room(row);
+        if (const int code = output.row(row); code != kOk) return code;
+        if (number < rows->size())
+            std::fprintf(stderr, "sluice: %zu of %zu runs measured: %s, perplexity %.4f\n", number, rows->size(),
+                         row.name.c_str(), row.found.perplexity);
     }
-    bar.clear();
-    return print_help(asked.json ? json(*rows, model, asked) : asked.csv ? csv(*rows) : table(*rows));
+    return output.end(*rows);
 }
 
 }  // namespace sluice::cli

@@ -1,5 +1,7 @@
 // Owns: the stock llama.cpp tools run in this process with streaming on.
 // Keeps: every option that is not ours reaches the tool unchanged.
+#include <arg.h>
+#include <common.h>
 #include <fmt/ranges.h>
 #include <ggml-backend.h>
 #include <signal.h>
@@ -21,8 +23,11 @@
 #include "cli/commands.h"
 #include "cli/memory_watch.h"
 #include "cli/metrics_server.h"
+#include "cli/trial.h"
+#include "engine/context_memory.h"
 #include "engine/generate.h"
 #include "model/geometry.h"
+#include "trace/summary.h"
 
 // llama.cpp's tools as libraries; it declares these in no header.
 int llama_cli(int argc, char** argv);
@@ -46,7 +51,8 @@ void print_streaming_summary(const Config& config) {
                      static_cast<unsigned long long>(p.lookups), human_bytes(p.bytes_physical).c_str(),
                      p.read_wait_ms / 1e3);
     };
-    const std::string lossy = fmt::format("{}", fmt::join(backend::lossy_options(config), ", "));
+    std::string lossy = fmt::format("{}", fmt::join(backend::lossy_options(config), ", "));
+    if (!lossy.empty()) lossy += trace::changed_text(s.decode.routed, s.decode.dropped, s.decode.substituted);
     std::fprintf(stderr, "sluice: expert cache %s, %llu of %llu experts fit; lossy options: %s\n",
                  human_bytes(s.cache_bytes).c_str(), static_cast<unsigned long long>(s.slots),
                  static_cast<unsigned long long>(s.experts), lossy.empty() ? "none" : lossy.c_str());
@@ -229,6 +235,28 @@ int refuse_arguments(const std::vector<std::string>& arguments) {
     return kOk;
 }
 
+namespace {
+
+// Whether a value of --override-kv ("KEY=TYPE:VALUE,...") sets `key`. Another architecture's keys set nothing.
+bool overrides(std::string_view value, std::string_view key) {
+    while (!value.empty()) {
+        std::string_view item = value.substr(0, value.find(','));
+        value.remove_prefix(std::min(value.size(), item.size() + 1));
+        item.remove_prefix(std::min(item.size(), item.find_first_not_of(" \"")));
+        if (item.starts_with(key) && item.substr(key.size()).starts_with('=')) return true;
+    }
+    return false;
+}
+
+llama_example example_of(std::string_view command) {
+    return command == "serve"        ? LLAMA_EXAMPLE_SERVER
+           : command == "chat"       ? LLAMA_EXAMPLE_CLI
+           : command == "perplexity" ? LLAMA_EXAMPLE_PERPLEXITY
+                                     : LLAMA_EXAMPLE_COMPLETION;
+}
+
+}  // namespace
+
 Status pass_on_experts_used(const Config& config, const char* command, std::vector<std::string>& arguments) {
     const uint32_t n = config.n_expert_used;
     if (n == 0) return {};
@@ -239,8 +267,6 @@ Status pass_on_experts_used(const Config& config, const char* command, std::vect
     std::string path;
     for (size_t i = 0; i + 1 < arguments.size(); ++i) {
         if (arguments[i] == "-m" || arguments[i] == "--model") path = arguments[i + 1];
-        if (arguments[i] == "--override-kv" && arguments[i + 1].find(".expert_used_count=") != std::string::npos)
-            return no("--override-kv " + arguments[i + 1] + " says how many already");
     }
     if (path.empty()) return no("it needs the model's file, given with -m");
     const auto index = model::GgufIndex::open(path);
@@ -248,8 +274,28 @@ Status pass_on_experts_used(const Config& config, const char* command, std::vect
     const uint64_t most = index->arch_number("expert_count").value_or(0);
     if (n > most)
         return error(Code::invalid_argument, "--n-expert-used {}: {} has {} experts in a layer", n, path, most);
-    arguments.insert(arguments.end(),
-                     {"--override-kv", fmt::format("{}.expert_used_count=int:{}", index->architecture(), n)});
+    const std::string key = index->architecture() + ".expert_used_count";
+    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
+        if (arguments[i] == "--override-kv" && overrides(arguments[i + 1], key))
+            return no("--override-kv " + arguments[i + 1] + " says how many already");
+    }
+    arguments.insert(arguments.end(), {"--override-kv", fmt::format("{}=int:{}", key, n)});
+    if (n <= index->arch_number("expert_used_count").value_or(0)) return {};
+    // llama.cpp plans its graph by the number of the model's tensors, and ends the program where more experts than the
+    // model was trained with need more nodes.
+    const bool too_many = aborts([&] {
+        common_params params;
+        std::string program = "sluice";
+        std::vector<char*> argv = argv_of(program, arguments);
+        if (common_params_parse(static_cast<int>(argv.size()) - 1, argv.data(), params, example_of(command)))
+            (void)engine::context_memory(params);
+    });
+    if (too_many) {
+        return error(Code::invalid_argument,
+                     "--n-expert-used {}: llama.cpp's graph of {} has no room for so many experts in each layer (the "
+                     "model was trained with {}): take fewer",
+                     n, path, index->arch_number("expert_used_count").value_or(0));
+    }
     return {};
 }
 

@@ -146,7 +146,10 @@ Status QualityRuns::text(void* context, Quality& out) {
         out.divergence_max = std::max(out.divergence_max, d);
         same += most_likely(first) == most_likely(now) ? 1 : 0;
     }
-    const PhaseStats s = stats().decode;
+    const Stats all = stats();
+    const PhaseStats& s = all.decode;
+    out.slots = all.slots;
+    out.experts = all.experts;
     out.tokens = s.tokens;
     out.bytes = s.bytes_physical;
     out.routed = s.routed;
@@ -195,6 +198,7 @@ Result<Quality> QualityRuns::run(common_params& params) {
     Quality out;
     done_ = 0;
     params.warmup = false;  // it would read experts that nobody asked for
+    if (plan_.progress) plan_.progress(0, "loading");
     const common_init_result_ptr init = common_init_from_params(params);
     if (init == nullptr || init->model() == nullptr || init->context() == nullptr)
         return error(Code::io_error, "{} could not be loaded; the reason is above", params.model.path);

@@ -50,6 +50,7 @@ struct Quality {
     uint64_t tokens = 0;  // of decode that the following are about: the scored text's
     uint64_t bytes = 0;   // asked of the drive
     uint64_t routed = 0, dropped = 0, substituted = 0;
+    uint64_t slots = 0, experts = 0;  // that the cache holds, and that there are
     Nanos time = 0;
 };
 

@@ -69,19 +69,21 @@ std::string lossy_text(const Book& book, const SummaryExtras& extras) {
     if (const std::string names = lossy_in(book.header); !names.empty()) name(names);
     if (out.empty()) return "none";
     const Row& sum = book.of(Phase::decode).sum;
-    if (!sum.routed.known() || sum.routed.value() == 0) return out;
-    out += fmt::format(": {:.1f} % of {} routed slots dropped",
-                       100.0 * static_cast<double>(sum.dropped.or_zero()) / static_cast<double>(sum.routed.value()),
-                       sum.routed.value());
-    if (sum.substituted.or_zero() > 0) {
-        out += fmt::format(", {:.1f} % substituted", 100.0 * static_cast<double>(sum.substituted.value()) /
-                                                         static_cast<double>(sum.routed.value()));
-    }
+    const auto of = [](const Measure& m) { return static_cast<uint64_t>(m.or_zero()); };
+    out += changed_text(of(sum.routed), of(sum.dropped), of(sum.substituted));
     if (sum.unedited.or_zero() > 0) out += fmt::format("; {} layer visits left as routed", sum.unedited.value());
     return out;
 }
 
 }  // namespace
+
+std::string changed_text(uint64_t routed, uint64_t dropped, uint64_t substituted) {
+    if (routed == 0) return "";
+    const auto percent = [&](uint64_t n) { return 100.0 * static_cast<double>(n) / static_cast<double>(routed); };
+    std::string out = fmt::format(": {:.1f} % of {} routed slots dropped", percent(dropped), routed);
+    if (substituted > 0) out += fmt::format(", {:.1f} % substituted", percent(substituted));
+    return out;
+}
 
 std::string summary_text(const Book& book, const SummaryExtras& extras) {
     const Totals& prefill = book.of(Phase::prefill);

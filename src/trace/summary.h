@@ -2,6 +2,7 @@
 // Keeps: every number is a column or figure of the book; what was not measured says so in words.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@ struct SummaryExtras {
     Measure peak_bytes;              // largest resident size ever
     std::vector<std::string> lossy;  // names of options in use that change results
 };
+// How much of what routers chose lossy options have changed: ": 3.1 % of 480 routed slots dropped". Empty if they could
+// have changed nothing.
+std::string changed_text(uint64_t routed, uint64_t dropped, uint64_t substituted);
 std::string summary_text(const Book& book, const SummaryExtras& extras = {});
 
 }  // namespace sluice::trace

@@ -81,8 +81,11 @@ class Drop(unittest.TestCase):
             for t in gone:
                 self.assertEqual((t["phase"], t["expert_bytes"], t["residency"]), ("1", "0", "0"))
                 self.assertGreater(float(t["weight"]), 0)
-            out, _ = call([ARGS.sluice, "replay", routes, "--slots", "4"])
+            out, err = call([ARGS.sluice, "replay", routes, "--slots", "4"])
             self.assertIn("23 tokens of decode", out)
+            self.assertIn("is of a run with --drop-cold-experts 0.9", err)
+            with open(routes, encoding="utf-8") as f:
+                self.assertIn("# lossy=--drop-cold-experts 0.9\n", list(f))
 
     def test_a_careless_one_reads_less(self):
         with tempfile.TemporaryDirectory() as work:
@@ -208,8 +211,23 @@ class ExpertsUsed(unittest.TestCase):
             run("--n-expert-used", text, code=2)
         _, err = call([ARGS.sluice, "bench", "-m", ARGS.model, "--n-expert-used", "1"], 2)
         self.assertIn("no effect in sluice bench", err)
-        _, err = run("--n-expert-used", "1", "--override-kv", "x.expert_used_count=int:2", code=2)
-        self.assertIn("already", err)
+        arch = json.loads(call([ARGS.sluice, "inspect", ARGS.model, "--json"])[0])["architecture"]
+        for value in (f"{arch}.expert_used_count=int:2", f"x.y=int:1,{arch}.expert_used_count=int:2"):
+            _, err = run("--n-expert-used", "1", "--override-kv", value, code=2)
+            self.assertIn("already", err)
+        # Another architecture's key says nothing of this model.
+        out, _ = run("--n-expert-used", "1", "--override-kv", f"x{arch}.expert_used_count=int:2")
+        self.assertEqual(out, run("--n-expert-used", "1")[0])
+
+    def test_more_than_llama_cpps_graph_has_room_for_is_refused_not_aborted(self):
+        with tempfile.TemporaryDirectory() as work:
+            model = os.path.join(work, "many.gguf")
+            call([ARGS.make_model, "--arch", "qwen3moe", "--layers", "12", "--experts", "64", "--top-k", "4", "--type", "f16", "-o", model])
+            for command in (["run", "-p", "x", "-n", "1"], ["chat", "-p", "x", "-n", "1", "-st"],
+                            ["quality", "--file", ARGS.text, "--tokens", "4", "--prefix", "4", "--battery", "none"]):
+                _, err = call([ARGS.sluice, command[0], "-m", model, *command[1:], "--cache-mb", "4", "-c", "64", "--n-expert-used", "64"], 2)
+                self.assertIn("has no room for so many experts", err)
+            call([ARGS.sluice, "run", "-m", model, "-p", "x", "-n", "2", "-c", "64", "--cache-mb", "4", "--n-expert-used", "5"])
 
     def test_the_plugin_names_the_override(self):
         done = subprocess.run([os.path.join(ARGS.llama_bin, "llama-completion"), "-m", ARGS.model, "-p", "x", "-n", "1", "-no-cnv"],
@@ -253,6 +271,7 @@ class Serve(unittest.TestCase):
             self.assertIn(f'sluice_lossy_info{{option="{option}"}} 1', told)
         self.assertRegex(told, r'sluice_dropped_total\{phase="decode"\} [1-9]')
         self.assertIn("without --n-expert-used 3, --drop-cold-experts 0.9", err.decode())
+        self.assertRegex(err.decode(), r"lossy options: --n-expert-used 3, --drop-cold-experts 0\.9: [0-9.]+ % of \d+ routed slots dropped")
 
 
 class Quality(unittest.TestCase):
@@ -295,8 +314,50 @@ class Quality(unittest.TestCase):
             self.assertIn("lossless", out)
             self.assertIn("tok/s", out)
 
+    def test_a_set_is_called_by_all_that_it_changes(self):
+        out, _ = self.quality("--csv", "--tokens", "8", "--battery", "none", "--with", "--drop-cold-experts 0.5 --deterministic",
+                              "--with", "--cache-mb 3 --no-overlap --drop-cold-experts 0.5")
+        self.assertEqual([r["options"] for r in csv.DictReader(out.splitlines())],
+                         ["lossless", "--drop-cold-experts 0.5 --deterministic", "--drop-cold-experts 0.5 --cache-mb 3 --no-overlap"])
+
+    def test_what_was_measured_is_there_when_it_is_and_stays_when_it_ends(self):
+        command = [ARGS.sluice, "quality", "-m", ARGS.model, "--file", ARGS.text, "--tokens", "16", "--prefix", "8", "-t", "1",
+                   "--cache-mb", "4", "--battery", "none"]
+        harsh = [x for n in range(40) for x in ("--with", f"--drop-cold-experts {n + 1}")]
+        for form in ("--jsonl", "--csv", ""):
+            going = subprocess.Popen([*command, *harsh, *([form] if form else [])], env=environment(), stdin=subprocess.DEVNULL,
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            # One run is over, and said so while others go on.
+            lines = iter(going.stderr.readline, "")
+            said = next(line for line in lines if "runs measured" in line)
+            self.assertIn("1 of 41 runs measured: lossless, perplexity", said)
+            going.send_signal(signal.SIGINT)
+            out, err = going.communicate(timeout=120)
+            self.assertEqual(going.returncode, 130, err)
+            self.assertRegex(err, r"interrupted: \d+ of 41 runs were measured")
+            rows = out.splitlines()
+            if form == "--jsonl":
+                rows = [json.loads(row) for row in rows]
+                self.assertEqual((rows[0]["sluice_quality"], rows[0]["scored_tokens"]), (1, 16))
+                self.assertEqual(rows[1]["options"], "lossless")
+                self.assertGreater(rows[1]["perplexity"], 1)
+            else:
+                self.assertTrue(any(row.startswith("lossless") for row in rows), out)
+
+    def test_a_cache_of_everything_prices_nothing_and_is_named(self):
+        _, err = self.quality("--battery", "none", "--tokens", "8", "--cache-mb", "512", "--with", "--drop-cold-experts 4", "--with",
+                              "--n-expert-used 1")
+        warnings = [line for line in err.splitlines() if "the cache holds all" in line]
+        self.assertEqual(len(warnings), 1, err)
+        self.assertIn("--drop-cold-experts 4", warnings[0])
+        _, err = self.quality("--battery", "none", "--tokens", "8", "--with", "--drop-cold-experts 4")
+        self.assertNotIn("the cache holds all", err)
+
     def test_what_it_cannot_do_it_says(self):
-        for extra, words in ((["--drop-cold-experts", "0.5", "--tokens", "1000000"], "tokens"),
+        for extra, words in ((["--drop-cold-experts", "1", "-p", "hello"], "-p has no effect"),
+                             (["--drop-cold-experts", "1", "--chat-template", "chatml"], "--chat-template has no effect"),
+                             (["--drop-cold-experts", "1", "--json", "--jsonl"], "one of"),
+                             (["--drop-cold-experts", "0.5", "--tokens", "1000000"], "tokens"),
                              ([], "nothing to compare"),
                              (["--with", "--cache-mb 3"], "nothing lossy"),
                              (["--with", "--frobnicate"], "is none"),
@@ -312,7 +373,7 @@ class Quality(unittest.TestCase):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    for name in ("sluice", "plugin", "llama-bin", "model", "text", "tiny-models"):
+    for name in ("sluice", "plugin", "llama-bin", "model", "text", "tiny-models", "make-model"):
         parser.add_argument("--" + name, required=True)
     ARGS, rest = parser.parse_known_args()
     unittest.main(argv=[sys.argv[0], *rest], verbosity=2)
