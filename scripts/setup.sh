@@ -37,7 +37,7 @@ ZRENDER_SHA512='oEGMDB6pOP2S6OwRR4PdVv610zrjnA3Bh+JnSG12fYJlBKjtNAoEb5fSUoCOOINl
 # "package" or "package=command": where the command runs, it does not matter which package it came from.
 PACKAGES=(build-essential cmake=cmake ninja-build=ninja pkg-config=pkg-config git=git nodejs=node npm=npm ca-certificates
           libssl-dev                                                        # llama.cpp: https in llama-server
-          libfmt-dev liburing-dev libxxhash-dev libisal-dev nlohmann-json3-dev libcli11-dev libgtest-dev python3=python3)   # python3: tests only
+          libfmt-dev liburing-dev libxxhash-dev libisal-dev libeigen3-dev nlohmann-json3-dev libcli11-dev libgtest-dev python3=python3)   # python3: tests only
 TEST_PACKAGES=(valgrind=valgrind libbenchmark-dev                           # make check: bench/micro,
                chromium=chromium fonts-dejavu-core)                         # reports in a browser, with letters
 DEV_PACKAGES=(clang clang-format clang-tidy shellcheck)                     # make tidy, make format, fuzzing

@@ -47,6 +47,7 @@ int verify_command(std::vector<std::string> arguments);
 int pack_command(std::vector<std::string> arguments);
 int unpack_command(std::vector<std::string> arguments);
 int repair_command(std::vector<std::string> arguments);
+int predict_command(std::vector<std::string> arguments);
 int gate_command(std::vector<std::string> arguments);
 int replay_command(std::vector<std::string> arguments);
 

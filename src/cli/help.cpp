@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kWidth = 100;
 
-constexpr std::array<Command, 17> kCommands{{
+constexpr std::array<Command, 18> kCommands{{
     {"run", "-m MODEL [-p PROMPT | -f FILE] [-n N] [options]", "answer one prompt and stop",
      "Loads the model, runs one prompt (from -p, -f or standard input), prints the text as it comes and a summary on "
      "standard error. --temp 0 is greedy. --chat puts the prompt into the model's own chat template. -c defaults to "
@@ -111,6 +111,16 @@ constexpr std::array<Command, 17> kCommands{{
      "the user's cache directory; --out FILE: there) with the digests of what it is about. The exit code is 0 for yes "
      "and 1 for no, or if it cannot be told. No verdict turns anything on. Ctrl-C ends without one.",
      nullptr, gate_command},
+    {"predict", "train MODEL FEATURES... -o FILE [--rank N] [--tokens N] [-t N] [--json]",
+     "train guesses of what each layer's router will choose",
+     "Reads what --route-features wrote while the model ran (some thousand tokens, of text like what it will be used "
+     "for) and learns for each layer how the state that one router is given becomes what the next one is given: each "
+     "number scaled and shifted, and --rank (32) directions that add to all. Takes seconds to minutes. The last fifth "
+     "of the tokens is held out: of the experts chosen for these it says how many the next layer's router names on the "
+     "state as it is (stale), on the corrected one (trained), and on its own (ctrl: less than 100 is a rule of the "
+     "router that training does not know). A layer that gains nothing is left as it is. FILE is for --predict-model. "
+     "--tokens: at most so many are read (8192). -t: threads. --json prints the result for programs.",
+     nullptr, predict_command},
     {"replay",
      "TRACE... [--policy P,...] [--slots N,...] [--budget SIZE,...] [--know-layers N,...] [--know-tokens N,...] "
      "[--profile-of TRACE] [--skip N] [--tokens N] [--device auto|RATE,LATENCY,DEPTH] [--compute MS,MS] "
