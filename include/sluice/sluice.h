@@ -91,6 +91,9 @@ struct Config {
     unsigned route_ahead = 0;
     RouteAheadWeights route_ahead_weights = RouteAheadWeights::router;
     DenseWeights dense_weights = DenseWeights::anon;
+    // Of sluice predict train, for the model at hand: the router's guess of the next layer is made on a state that is
+    // corrected so. For predict_prefetch, and scored beside the others by predict_log. Another model's fails the load.
+    std::string predict_model;
     bool predict_log = false;  // guess what routers choose, and say in the end how often that was right
 
     // What changes which experts run, and so what the model answers (docs/lossy.md). All off by default.

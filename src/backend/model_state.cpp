@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "backend/cpu_hooks.h"
+#include "backend/feature_output.h"
 #include "backend/options.h"
 #include "backend/recording.h"
 #include "base/bytes.h"
@@ -239,13 +240,15 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
         log(LogLevel::warn, "--cache-floor-mb {} is more than all experts of {} take: they keep {}",
             human_bytes(*config.cache_floor_bytes), state->index_.files()[0].path, human_bytes(full));
     }
+    if (Status s = state->read_trained(); !s.ok()) return s;
     const uint64_t least = state->least_bytes();
     const uint64_t batch = planned_context().value_or(ContextPlan{.batch = kUsualBatch}).batch;
     if (Status s =
             check_model_fits(config, {.dense = state->geometry_.dense_bytes,
                                       .header_bytes = state->index_.header_bytes(),
                                       .own_buffers = sched::Slots::staging_bytes(*state->store_, state->converted_) +
-                                                     exec::own_memory_need(state->index_, state->geometry_, batch),
+                                                     exec::own_memory_need(state->index_, state->geometry_, batch) +
+                                                     (state->runtime_.trained ? state->runtime_.trained->bytes() : 0),
                                       .least = least,
                                       .full = full});
         !s.ok())
@@ -285,6 +288,34 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     std::sort(state->weights_.begin(), state->weights_.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
     return state;
+}
+
+// What --predict-model names.
+Status ModelState::read_trained() {
+    const std::string& path = config_.predict_model;
+    if (path.empty()) return {};
+    const auto failed = [&](const Status& s) {
+        return Status(s.code(), fmt::format("--predict-model {}: {} (sluice predict train makes such a file for {})",
+                                            path, s.message(), index_.files()[0].path));
+    };
+    const auto bytes = store::read_whole(path, route::kMostTrainedBytes);
+    if (!bytes.ok()) return failed(bytes.status());
+    auto trained = route::parse_trained(*bytes);
+    if (!trained.ok()) return failed(trained.status());
+    auto digest = model::dense_digest(index_, geometry_);
+    if (!digest.ok()) return digest.status();
+    if (Status s = route::check_trained(*trained, feature_shape(index_, geometry_, std::move(*digest))); !s.ok())
+        return failed(s);
+    const route::HeldOut h = trained->held_out();
+    const auto share = [&](uint64_t n) {
+        return h.slots == 0 ? 0 : 100 * static_cast<double>(n) / static_cast<double>(h.slots);
+    };
+    log(h.trained > h.stale ? LogLevel::info : LogLevel::warn,
+        "guesses are corrected by {}: of the experts of tokens it had not seen it named {:.1f} %, the stale gate "
+        "{:.1f} %",
+        path, share(h.trained), share(h.stale));
+    runtime_.trained = std::move(*trained);
+    return {};
 }
 
 // A wish that cannot be fulfilled is said.
@@ -338,7 +369,7 @@ ModelState::~ModelState() {
 
 Result<std::byte*> ModelState::read(const io::File& file, uint64_t offset, uint64_t bytes,
                                     std::span<std::byte> region) {
-    const std::lock_guard lock(runtime_.mutex);
+    const std::lock_guard<std::mutex> lock(runtime_.mutex);
     return io::read_exact(*engine_, file, offset, bytes, region);
 }
 

@@ -58,6 +58,7 @@ class ModelState {
     [[nodiscard]] uint64_t least_bytes() const;
     Status use_experts(uint32_t n);
     Status choose_forms();
+    Status read_trained();
     Status set_prefetch();
     Result<std::unique_ptr<sched::Fetcher>> make_fetcher();
     // The profile of past runs, as --profile says: into the policy, and back with what this run added.

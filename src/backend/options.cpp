@@ -269,6 +269,11 @@ constexpr Option kOptions[] = {
      "often each way was right (docs/predict.md). Changes neither results nor reads; the run is slower for it.",
      [](Config& c, std::string_view t) { return set_word(c.predict_log, t, kSwitch); },
      [](const Config& c) { return get_word(c.predict_log, kSwitch); }},
+    {"--predict-model", "SLUICE_PREDICT_MODEL", "FILE", "none",
+     "What sluice predict train has made for this model: --predict-prefetch guesses with it, and --predict-log says "
+     "how "
+     "often it was right beside the others. Another model's file is refused. Changes no results.",
+     set_path<&Config::predict_model>, get_path<&Config::predict_model>},
     {"--drop-cold-experts", "SLUICE_DROP_COLD_EXPERTS", "F", "0",
      "Lossy: while generating, leave out an expert that is not in memory if its weight is less than F times an equal "
      "part (1 / top-k). The heaviest always stays, and the others take over the weight. 0 is off; 0.5 is careful, from "
@@ -626,6 +631,10 @@ Status validate(const Config& config, const Given& given) {
         return error(Code::invalid_argument, "{} has no effect with {}, which counts no uses", said("--profile"),
                      said("--cache-policy"));
     }
+    if (!config.predict_model.empty() && !config.predict_log && !config.predict_prefetch) {
+        return error(Code::invalid_argument, "{} has no effect without --predict-prefetch or --predict-log",
+                     said("--predict-model"));
+    }
     // Two outputs in one file would overwrite each other.
     std::vector<const std::string*> files;
     if (config.profile != "off" && config.profile != "auto") files.push_back(&config.profile);
@@ -635,6 +644,8 @@ Status validate(const Config& config, const Given& given) {
         for (const std::string* other : files) {
             if (*other == path) return error(Code::invalid_argument, "two outputs are to be written to {}", path);
         }
+        if (config.predict_model == path)
+            return error(Code::invalid_argument, "{} is read, and an output is to be written to it", path);
         files.push_back(&path);
     }
     if (!config.overlap && config.wave != 0) {

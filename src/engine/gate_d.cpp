@@ -77,8 +77,8 @@ void add_figures(GateVerdict& v, const std::string& where, const Seen& seen) {
     v.figures.push_back({where + ": drive idle", ms(seen.times.idle), "ms per token"});
     v.figures.push_back({where + ": reading one expert", ms(seen.times.read), "ms"});
     for (const Predictor p : route::kAllPredictors) {
-        if (p == Predictor::control) continue;
         const route::Score s = seen.predictions.scores.total(p);
+        if (p == Predictor::control || !s.asked()) continue;
         const route::Worth w = route::worth(seen.predictions.scores, p, seen.times);
         const std::string name = fmt::format("{}: {}: ", where, route::name(p));
         v.figures.push_back({name + "routed slots named", rate(s.overlap()), "%"});

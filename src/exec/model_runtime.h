@@ -14,13 +14,13 @@
 
 #include "base/bytes.h"
 #include "base/status.h"
-#include "base/stop.h"
 #include "exec/own_memory.h"
 #include "exec/prefill_plan.h"
 #include "exec/shadow_cache.h"
 #include "route/dials.h"
 #include "route/likely.h"
 #include "route/scores.h"
+#include "route/trained_gate.h"
 #include "sched/fetcher.h"
 #include "store/record_store.h"
 #include "trace/counters.h"
@@ -52,7 +52,7 @@ struct RouteAheadOptions {
 };
 
 struct ModelRuntime {
-    std::timed_mutex mutex;  // held for a whole block: who may be stopped does not wait for it blindly (claim)
+    std::mutex mutex;
     ggml_backend_t computing = nullptr;  // of whoever holds the lock: its threads may help with what comes meanwhile
     const store::RecordStore* store = nullptr;
     // Made at the first block that needs it, when the context's own memory is already there to be counted.
@@ -68,6 +68,7 @@ struct ModelRuntime {
     route::Dials dials;                 // what may change which experts run in decode
     std::optional<ShadowCache> shadow;  // where "in memory" is to follow from the tokens alone; guarded by mutex
     PrefetchOptions prefetch;
+    std::optional<route::TrainedGate> trained;  // what the stale gate is corrected by, where the user has it
     RouteAheadOptions route_ahead;
     [[nodiscard]] bool looks_ahead() const { return prefetch.on() || route_ahead.depth > 0; }
     std::optional<PromptBook> prompts;    // made with the first prompt; guarded by mutex
@@ -77,15 +78,12 @@ struct ModelRuntime {
     int32_t number = -1;                  // of the model in the run record; -1: there is none
 };
 
-// Waits for the lock, and asks meanwhile whether to stop. What was not got is not held.
-std::unique_lock<std::timed_mutex> claim(std::timed_mutex& mutex, Stop stop);
-
 // The right to use a model's slots.
 class Turn {
   public:
     Turn() = default;
     // `lock` is held, on the runtime's mutex.
-    Turn(std::unique_lock<std::timed_mutex> lock, ModelRuntime& runtime, ggml_backend_t computing)
+    Turn(std::unique_lock<std::mutex> lock, ModelRuntime& runtime, ggml_backend_t computing)
         : runtime_(&runtime), lock_(std::move(lock)) {
         runtime.computing = computing;
     }
@@ -108,7 +106,7 @@ class Turn {
         lock_.unlock();
     }
     ModelRuntime* runtime_ = nullptr;
-    std::unique_lock<std::timed_mutex> lock_;
+    std::unique_lock<std::mutex> lock_;
 };
 
 // What an expert tensor of the graph refers to (ggml_tensor::extra of the weight points here).

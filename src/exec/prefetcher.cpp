@@ -1,5 +1,6 @@
 #include "exec/prefetcher.h"
 
+#include "exec/corrected_state.h"
 #include "exec/views.h"
 
 namespace sluice::exec {
@@ -30,7 +31,9 @@ void Prefetcher::guess(uint32_t from, uint32_t to, RouterBook& routers) {
     }
     // The next token's hidden state has nothing to do with this one's.
     RouterReplay* replay = to > from ? routers.replay_on(to, from) : nullptr;
-    if (replay == nullptr || !replay->run(routers.cpu(), routers.input(from)).ok()) return;
+    if (replay == nullptr) return;
+    const auto state = corrected_state(*runtime_, to, from, routers.input(from), corrected_);
+    if (!replay->run(routers.cpu(), state).ok()) return;
     route::rank_by_share(replay->ids(), replay->weights(), guesses_);
 }
 

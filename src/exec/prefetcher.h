@@ -30,6 +30,7 @@ class Prefetcher {
     std::optional<route::LastChoice> last_;
     std::vector<uint32_t> experts_;
     route::LikelyExperts guesses_, chosen_;
+    std::vector<float> corrected_;
     std::vector<sched::Fetcher::Foreseen> foreseen_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "exec/corrected_state.h"
 #include "exec/views.h"
 
 namespace sluice::exec {
@@ -96,6 +97,7 @@ void RouteProbe::score(uint32_t set, RouterBook& routers, ModelRuntime& runtime,
 
     for (const Predictor p : route::kAllPredictors) {
         if (p == Predictor::control || p == Predictor::attention) continue;
+        if (p == Predictor::trained && !runtime.trained) continue;
         Pending& pending = here.pending[static_cast<size_t>(p)];
         if (!std::exchange(pending.made, false)) {
             scores.not_ranked(p, set, reason(p, set, routers));
@@ -162,12 +164,15 @@ void RouteProbe::guess_ahead(uint32_t set, RouterBook& routers, ModelRuntime& ru
     }
     const std::span<const float> x = routers.input(set);
     if (x.empty()) return;
-    for (const Predictor p : {Predictor::stale1, Predictor::stale2, Predictor::stale4}) {
+    for (const Predictor p : {Predictor::stale1, Predictor::stale2, Predictor::stale4, Predictor::trained}) {
+        const bool trained = p == Predictor::trained;
+        if (trained && !runtime.trained) continue;
         const uint32_t target = sets_[set].ahead[static_cast<size_t>(route::depth(p))];
         RouterReplay* router = target == kNoSet ? nullptr : routers.replay(target);
         if (router == nullptr || router->n_input() != x.size()) continue;
         begin = clock.now();
-        if (!router->run(routers.cpu(), x).ok()) return;
+        if (!router->run(routers.cpu(), trained ? corrected_state(runtime, target, set, x, corrected_) : x).ok())
+            return;
         put(p, target, router->ids(), runtime, begin);
         scores.spent(p, clock.now() - begin);
     }

@@ -60,6 +60,7 @@ class RouteProbe {
     uint32_t last_set_ = kNoSet;
     std::vector<int32_t> chosen_;
     std::vector<int32_t> guess_;
+    std::vector<float> corrected_;
     std::vector<uint8_t> missing_;
     Nanos spent_ = 0;  // by the probe so far
 };

@@ -86,6 +86,7 @@ nlohmann::json score_json(const Score& t) {
 }  // namespace
 
 std::vector<std::string> report_lines(const Scores& s, std::span<const int> layers) {
+    const bool with_trained = s.total(trained).asked();
     const Score stale = s.total(stale1), before = s.total(previous), own = s.total(control);
     if (stale.routings + before.routings + own.routings + stale.not_ranked() + own.not_ranked() == 0) return {};
     std::vector<std::string> out;
@@ -93,6 +94,7 @@ std::vector<std::string> report_lines(const Scores& s, std::span<const int> laye
         fmt::format("moe-predict: {} | {} | {}", headline(s, stale1), headline(s, previous), headline(s, control)));
     out.push_back(fmt::format("moe-predict: {} | {} | {} | {}", headline(s, stale2), headline(s, stale4),
                               headline(s, popular), headline(s, attention)));
+    if (with_trained) out.push_back(fmt::format("moe-predict: {}", headline(s, trained)));
     out.push_back(
         fmt::format("moe-predict: scored: {}, {}, {}; the stale gate could not rank {} routings: {} of the first "
                     "layer, {} of the first token, {} whose router or hidden state is not known",
@@ -101,26 +103,31 @@ std::vector<std::string> report_lines(const Scores& s, std::span<const int> laye
     std::string line = "moe-predict: of what had to be read: ";
     bool first = true;
     for (const Predictor p : kAllPredictors) {
-        if (p == control) continue;
+        if (p == control || (p == trained && !with_trained)) continue;
         line += (first ? "" : " | ") + reads(s, p);
         first = false;
     }
     out.push_back(line);
-    out.push_back(fmt::format(
-        "moe-predict: each guess took: stale gate {}, previous token {}, popularity {}; control {}",
-        micros(s.cost(stale1)), micros(s.cost(previous)), micros(s.cost(popular)), micros(s.cost(control))));
+    out.push_back(
+        fmt::format("moe-predict: each guess took: stale gate {}, {}previous token {}, popularity {}; control {}",
+                    micros(s.cost(stale1)), with_trained ? fmt::format("trained {}, ", micros(s.cost(trained))) : "",
+                    micros(s.cost(previous)), micros(s.cost(popular)), micros(s.cost(control))));
     out.push_back(fmt::format("moe-predict: stale gate, how sure and how right: {}", calibration(s, stale1)));
+    if (with_trained)
+        out.push_back(fmt::format("moe-predict: trained, how sure and how right: {}", calibration(s, trained)));
     if (own.routings > 0 && own.hits < own.slots) {
         out.push_back(
             fmt::format("moe-predict: the control should be 100 % and is {:.3f} %, in layers {}: what is replayed "
                         "is not what this model's routers do, so read the others against it",
                         100 * own.overlap(), wrong_layers(s, layers)));
     }
-    out.push_back(" layer   stale    prev    ctrl  routings");
+    const auto of_trained = [&](const std::string& text) { return with_trained ? fmt::format(" {:>7}", text) : ""; };
+    out.push_back(fmt::format(" layer   stale{}    prev    ctrl  routings", of_trained("trained")));
     for (size_t set = 0; set < s.sets(); ++set) {
         const uint64_t routings =
             std::max({s.of(control, set).routings, s.of(stale1, set).routings, s.of(previous, set).routings});
-        out.push_back(fmt::format("{:>6} {:>7} {:>7} {:>7} {:>9}", layers[set], percent(s.of(stale1, set).overlap()),
+        out.push_back(fmt::format("{:>6} {:>7}{} {:>7} {:>7} {:>9}", layers[set], percent(s.of(stale1, set).overlap()),
+                                  of_trained(percent(s.of(trained, set).overlap())),
                                   percent(s.of(previous, set).overlap()), percent(s.of(control, set).overlap()),
                                   routings));
     }
@@ -130,8 +137,9 @@ std::vector<std::string> report_lines(const Scores& s, std::span<const int> laye
 nlohmann::json report_json(const Scores& s, std::span<const int> layers) {
     nlohmann::json all = nlohmann::json::object();
     for (const Predictor p : kAllPredictors) {
-        nlohmann::json j = score_json(s.total(p));
         const Score t = s.total(p);
+        if (p == trained && !t.asked()) continue;
+        nlohmann::json j = score_json(t);
         j["overlap"] = or_null(t.overlap());
         j["whole_rate"] = or_null(t.whole_rate());
         j["recall"] = or_null(t.recall());

@@ -12,6 +12,8 @@ const char* name(Predictor p) {
             return "stale gate, 2 layers ahead";
         case Predictor::stale4:
             return "stale gate, 4 layers ahead";
+        case Predictor::trained:
+            return "trained";
         case Predictor::previous:
             return "previous token";
         case Predictor::popular:
@@ -27,6 +29,7 @@ const char* name(Predictor p) {
 int depth(Predictor p) {
     switch (p) {
         case Predictor::stale1:
+        case Predictor::trained:
             return 1;
         case Predictor::stale2:
             return 2;

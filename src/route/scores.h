@@ -18,14 +18,15 @@ enum class Predictor : uint8_t {
     stale1,     // the layer's own router on the hidden state of the layer before
     stale2,     // of the second before
     stale4,     // of the fourth before
+    trained,    // of the layer before, corrected by what was trained (route/trained_gate); only where there is that
     previous,   // what the layer chose for the token before
     popular,    // what it chose most often, where older choices count less
     attention,  // the layer's own router on the state that its attention is given
     control,    // no guess: the layer's own router on its own hidden state. Less than all is this probe being wrong
 };
-inline constexpr std::array kAllPredictors{Predictor::stale1,   Predictor::stale2,  Predictor::stale4,
-                                           Predictor::previous, Predictor::popular, Predictor::attention,
-                                           Predictor::control};
+inline constexpr std::array kAllPredictors{Predictor::stale1,    Predictor::stale2,   Predictor::stale4,
+                                           Predictor::trained,   Predictor::previous, Predictor::popular,
+                                           Predictor::attention, Predictor::control};
 inline constexpr size_t kPredictors = kAllPredictors.size();
 const char* name(Predictor p);
 // How many layers ahead of the choice it guesses; 0: it does not look at a hidden state of an earlier layer.
@@ -74,6 +75,8 @@ struct Score {
     [[nodiscard]] double recall() const { return ratio(missing_named, missing); }
     [[nodiscard]] double timely_recall() const { return ratio(missing_in_time, missing); }
     [[nodiscard]] double precision() const { return ratio(absent_chosen, absent); }
+    // Somebody was to make this guess.
+    [[nodiscard]] bool asked() const { return routings + not_ranked() > 0; }
     [[nodiscard]] uint64_t not_ranked() const { return unranked[0] + unranked[1] + unranked[2]; }
     void add(const Score& other);
 

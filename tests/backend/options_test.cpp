@@ -65,6 +65,7 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--no-overlap", {"1", "0"}},
         {"--wave", {"auto", "1", "64"}},
         {"--predict-log", {"1", "0"}},
+        {"--predict-model", {"m.gate"}},
         {"--prefill-mode", {"auto", "macro", "micro"}},
         {"--prefetch", {"0", "1", "64"}},
         {"--predict-prefetch", {"1", "0"}},
@@ -143,6 +144,17 @@ TEST(Options, CombinationsThatCannotBeAreErrors) {
     EXPECT_NE(validate(config).message().find("other"), std::string::npos) << "what it knows would be gone";
     config.profile = "a third";
     EXPECT_TRUE(validate(config).ok());
+    config.predict_model = "m.gate";
+    EXPECT_NE(validate(config).message().find("without --predict-prefetch or --predict-log"), std::string::npos);
+    config.predict_log = true;
+    EXPECT_TRUE(validate(config).ok());
+    config.predict_log = false;
+    config.predict_prefetch = true;
+    EXPECT_TRUE(validate(config).ok());
+    config.predict_model = "other";
+    EXPECT_FALSE(validate(config).ok()) << "it would be overwritten";
+    config.predict_model = "";
+    config.predict_prefetch = false;
     config.token_trace_at = 3;
     EXPECT_FALSE(validate(config).ok());
     config.token_trace = "token";

@@ -1,27 +1,33 @@
 // Looking ahead, in whole models: guesses change nothing, and choices that are committed early are a function of the
 // tokens alone.
+#include <fmt/format.h>
 #include <ggml-backend.h>
 #include <gtest/gtest.h>
 #include <llama.h>
 #include <sluice/sluice.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "backend/feature_output.h"
 #include "backend/model_state.h"
 #include "backend/recording.h"
 #include "base/bytes.h"
 #include "base/log.h"
 #include "io/unreliable_engine.h"
+#include "model/digest.h"
 #include "model/geometry.h"
+#include "route/trained_gate.h"
 
 namespace sluice {
 namespace {
@@ -176,6 +182,35 @@ class ForesightTest : public ::testing::Test {
     }
 };
 
+// A correction for each pair of layers that makes nonsense of the state.
+std::string write_nonsense(const std::string& name) {
+    const auto index = model::GgufIndex::open(path_of(name));
+    const auto geometry = model::derive_geometry(*index);
+    const route::FeatureShape shape =
+        backend::feature_shape(*index, *geometry, *model::dense_digest(*index, *geometry));
+    route::TrainedGate gate;
+    gate.model = shape.model;
+    for (uint32_t s = 0; s < shape.sets.size(); ++s) {
+        const size_t n = shape.sets[s].n_input;
+        auto& set = gate.sets.emplace_back();
+        set.n_expert = shape.sets[s].n_expert;
+        set.n_input = shape.sets[s].n_input;
+        set.from = s == 0 ? 0 : s - 1;
+        if (s == 0 || n == 0 || shape.sets[s - 1].n_input != n) continue;
+        route::Correction& c = set.correction.emplace();
+        c.rank = 1;
+        c.scale.assign(n, -0.5F);
+        c.shift.assign(n, 1);
+        for (size_t i = 0; i < n; ++i) {
+            c.down.push_back(i % 3 == 0 ? 1.0F : -0.25F);
+            c.up.push_back(i % 5 == 0 ? 60000.0F : 0.5F);
+        }
+    }
+    const std::string path = std::filesystem::temp_directory_path() / fmt::format("sluice-nonsense-{}", getpid());
+    std::ofstream(path, std::ios::binary) << *route::trained_bytes(gate);
+    return path;
+}
+
 // R1, R2: whatever is guessed, on every architecture, logits are those of a run that guesses nothing.
 TEST_F(ForesightTest, GuessesChangeNoLogit) {
     int64_t hints = 0, predicted = 0;
@@ -185,11 +220,14 @@ TEST_F(ForesightTest, GuessesChangeNoLogit) {
         const Outcome want = run(name, config);
         ASSERT_TRUE(want.ok) << name;
         measured();
-        for (const int kind : {0, 1, 2}) {
+        const std::string nonsense = write_nonsense(name);
+        for (const int kind : {0, 1, 2, 3}) {
             Config guessing = config;
             guessing.cache_bytes = cache_for(name, kind == 1 ? 0.7 : 0.4);
             guessing.prefetch = kind < 2 ? static_cast<unsigned>(1 + kind) : 0;
-            guessing.predict_prefetch = kind == 2;
+            guessing.predict_prefetch = kind >= 2;
+            if (kind == 3) guessing.predict_model = nonsense;
+            guessing.predict_log = kind == 3;
             guessing.overlap = kind != 1;
             const Outcome got = run(name, guessing);
             ASSERT_TRUE(got.ok) << name;
@@ -198,9 +236,21 @@ TEST_F(ForesightTest, GuessesChangeNoLogit) {
             predicted += got.decode.predicted_bytes.or_zero();
         }
         backend::set_foresight({});
+        std::filesystem::remove(nonsense);
     }
     EXPECT_GT(hints, 0);
     EXPECT_GT(predicted, 0);
+}
+
+TEST_F(ForesightTest, AnotherModelsCorrectionIsRefused) {
+    Config config;
+    config.cache_bytes = cache_for("qwen3moe-deep-f16", 0.5);
+    config.predict_prefetch = true;
+    config.predict_model = write_nonsense("olmoe-f16");
+    EXPECT_FALSE(run("qwen3moe-deep-f16", config).ok);
+    EXPECT_TRUE(said("it was trained for the model")) << (g_said.empty() ? "nothing was said" : g_said.front());
+    EXPECT_TRUE(said("sluice predict train"));
+    std::filesystem::remove(config.predict_model);
 }
 
 TEST_F(ForesightTest, AnUnmeasuredDriveIsSaid) {

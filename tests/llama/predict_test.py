@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""--predict-log: a run with it says the same and reads the same as one without, and reports what it guessed."""
+"""--predict-log, --route-features and --predict-model: a run with them says the same and reads the same as one without."""
 import argparse
 import json
 import os
@@ -43,11 +43,87 @@ def features(arguments, directory, plain, plain_rows):
         assert struct.unpack_from("<H", body, token * row) == (1,), token
 
     # As much as fits in 1 MiB, and that is said; the prompt goes in token by token.
-    text, said, _, _ = run(arguments, record, ["--route-features", path, "--route-features-max", "1", "-ub", "1", "-n", "320",
+    text, said, _, _ = run(arguments, record, ["--route-features", path, "--route-features-max", "1", "-ub", "1", "-n", "260",
                                                "--ignore-eos", "-c", "512"])
     assert "has reached" in said and "--route-features-max allows more" in said, said
     size = os.path.getsize(path)
     assert (1 << 20) - row < size <= 1 << 20 and (size - 36 - 16 * sets) % row == 0, size
+    return path, 36 + 16 * sets
+
+
+def train(arguments, *rest, code=0):
+    done = subprocess.run([arguments.sluice, "predict", "train", *rest], capture_output=True, text=True, timeout=240)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done.stdout, done.stderr
+
+
+def trained(arguments, directory, seen, first_row, plain, plain_rows):
+    """sluice predict train, and what --predict-model does with it: the same text and reads, one guesser more."""
+    gate, again, bad = (os.path.join(directory, name) for name in ("gate", "again", "bad"))
+    text, _ = train(arguments, arguments.model, seen, "-o", gate, "--rank", "8", "-t", "1")
+    assert re.search(r"^ layer +stale +trained +ctrl +rank +slots$", text, re.M) and re.search(r"^ +all ", text, re.M), text
+    summary, _ = train(arguments, arguments.model, seen, "-o", again, "--rank", "8", "-t", "2", "--json")
+    with open(gate, "rb") as a, open(again, "rb") as b:
+        made = a.read()
+        assert made == b.read(), "not the same with two threads"
+    summary = json.loads(summary)
+    held = summary["held_out"]
+    # The report's own rule is this router's, but for the rounding of what was kept.
+    assert held["slots"] > 0 and held["control"] >= 0.97 * held["slots"] and held["trained"] > 0, summary
+    assert summary["trained_on"] < summary["tokens"] and summary["bytes"] == len(made), summary
+    assert summary["layers"][0]["rank"] is None and summary["layers"][0]["slots"] == 0, "nothing is before it"
+
+    record = os.path.join(directory, "t.jsonl")
+    text, said, rows, guesses = run(arguments, record, ["--predict-log", "--predict-model", gate])
+    assert text == plain, (text, plain)
+    for a, b in zip(plain_rows, rows):
+        for column in ("phase", "tokens", "lookups", "hits", "exact_bytes"):
+            assert a[column] == b[column], (column, a[column], b[column])
+    assert f"guesses are corrected by {gate}" in said, said
+    assert re.search(r"moe-predict: trained [\d.]+ % of routed slots", said), said
+    assert re.search(r"each guess took: stale gate [\d.]+ us, trained [\d.]+ us", said), said
+    assert "control 100.0 % of routed slots (100.0 % whole routings)" in said, said
+    scores = guesses[0]["predictors"]
+    for column in ("routings", "slots", "not_ranked"):
+        assert scores["trained"][column] == scores["stale gate"][column], (column, scores["trained"])
+    assert scores["trained"]["hits"] > 0
+    # Where training found nothing better, the two guess the same.
+    for layer, by_stale, by_trained in zip(summary["layers"], scores["stale gate"]["layers"], scores["trained"]["layers"]):
+        assert layer["rank"] is not None or by_stale["hits"] == by_trained["hits"], (layer, by_stale, by_trained)
+
+    text, said, _, _ = run(arguments, record, ["--predict-prefetch", "--predict-model", gate])
+    assert text == plain and f"guesses are corrected by {gate}" in said, said
+
+    # What is not whole is refused, with what to do.
+    for broken in (made[:-1], made[:100] + bytes([made[100] ^ 1]) + made[101:], b""):
+        with open(bad, "wb") as file:
+            file.write(broken)
+        done = subprocess.run([arguments.sluice, "run", "-m", arguments.model, "-p", "And", "-n", "2", "--cache-mb", "2", "--predict-log",
+                               "--predict-model", bad], capture_output=True, text=True, timeout=240)
+        assert done.returncode == 1 and bad in done.stderr and "sluice predict train" in done.stderr, done.stderr
+    with open(seen, "rb") as file:
+        held = bytearray(file.read())
+    held[first_row + 200] ^= 1
+    with open(bad, "wb") as file:
+        file.write(held)
+    _, said = train(arguments, arguments.model, bad, "-o", again, code=1)
+    assert "token 0 was changed" in said and "record it anew" in said, said
+    with open(bad, "wb") as file:
+        file.write(held[:first_row])
+    _, said = train(arguments, arguments.model, bad, "-o", again, code=1)
+    assert "0 tokens are too few" in said, said
+    with open(bad, "wb") as file:
+        file.write(held[:8] + bytes([9]) + held[9:])
+    _, said = train(arguments, arguments.model, bad, "-o", again, code=1)
+    assert "of version 9, not 1" in said, said
+    # Command lines that cannot be meant.
+    train(arguments, arguments.model, seen, code=2)
+    train(arguments, arguments.model, "-o", again, code=2)
+    train(arguments, arguments.model, seen, "-o", again, "--rank", "x", code=2)
+    _, said = train(arguments, arguments.model, seen, "-o", seen, code=1)
+    assert "it is what is read" in said, said
+    with open(again, "rb") as file:
+        assert file.read() == made, "replaced though training failed"
 
 
 def main():
@@ -61,7 +137,8 @@ def main():
         assert "moe-predict" not in said and not guesses, said
         probed, said, probed_rows, guesses = run(arguments, record, ["--predict-log"])
         quiet, quiet_said, _, _ = run(arguments, record, ["--sluice-log", "error"], {"SLUICE_PREDICT_LOG": "1"})
-        features(arguments, directory, plain, rows)
+        seen, first_row = features(arguments, directory, plain, rows)
+        trained(arguments, directory, seen, first_row, plain, rows)
 
     assert probed == plain and quiet == plain, (plain, probed, quiet)
     assert rows and len(rows) == len(probed_rows)

@@ -60,6 +60,26 @@ TEST(PredictReport, TheTableHasADashWhereNothingWasScored) {
     EXPECT_EQ(lines[lines.size() - 1], "     4    50.0       -   100.0         1");
 }
 
+// The trained guess has its line and its column where there is one, and none where there is not.
+TEST(PredictReport, ATrainedGuessStandsBesideTheStaleOne) {
+    Scores s = some();
+    EXPECT_FALSE(has(report_lines(s, kLayers), "trained"));
+    EXPECT_FALSE(report_json(s, kLayers).contains("trained"));
+    const std::vector<int32_t> chosen{1, 2};
+    const std::vector<uint8_t> there{0, 0};
+    s.not_ranked(trained, 0, Unranked::first_layers);
+    s.score(trained, 1, {.experts = chosen, .confidence = {}, .absent = {}}, {.experts = chosen, .missing = there});
+    s.spent(trained, 4000);
+    const auto lines = report_lines(s, kLayers);
+    EXPECT_TRUE(has(lines, "moe-predict: trained 100.0 % of routed slots (100.0 % whole routings)")) << joined(lines);
+    EXPECT_TRUE(has(lines, "stale gate 2.5 us, trained 4.0 us, ")) << joined(lines);
+    EXPECT_TRUE(has(lines, "| trained names ")) << joined(lines);
+    EXPECT_EQ(lines[lines.size() - 3], " layer   stale trained    prev    ctrl  routings");
+    EXPECT_EQ(lines[lines.size() - 2], "     3       -       -       -   100.0         1");
+    EXPECT_EQ(lines[lines.size() - 1], "     4    50.0   100.0       -   100.0         1");
+    EXPECT_EQ(report_json(s, kLayers)["trained"]["hits"], 2);
+}
+
 TEST(PredictReport, AControlThatIsNotCompleteIsSaidAloud) {
     Scores s = some();
     const std::vector<int32_t> chosen{1, 2}, other{1, 3};
