@@ -1,9 +1,11 @@
-"""Owns: what the benchmarks share: interleaved arms, medians with spread, drift of the control, memory cgroups."""
+"""Owns: what the benchmarks share: interleaved arms, medians with spread, drift of the control, memory cgroups, runs of
+`sluice run` with their record."""
 import json
 import os
 import signal
 import statistics
 import subprocess
+import tempfile
 import time
 
 MIB = 1 << 20
@@ -130,15 +132,52 @@ def compare(name, stock, ours, rounds):
         for arm in ("ab" if r % 2 == 0 else "ba"):
             (a if arm == "a" else b).extend(stock() if arm == "a" else ours())
     (ta, ma), (tb, mb) = summary(a), summary(b)
-    half = len(a) // 2
-    drift = statistics.median(a[half:]) / statistics.median(a[:half]) - 1 if half else 0
-    print(f"| {name} | {ta} | {tb} | {mb / ma:.3f} | {drift:+.1%} |", flush=True)
+    print(f"| {name} | {ta} | {tb} | {mb / ma:.3f} | {drift(a):+.1%} |", flush=True)
+
+
+def environment(**extra):
+    """Ours, without settings of Sluice but where its verdicts on drives are."""
+    kept = {k: v for k, v in os.environ.items()
+            if not (k.startswith("SLUICE_") and k != "SLUICE_CACHE_DIR") and k not in ("GGML_BACKEND_PATH", "LD_PRELOAD")}
+    return {**kept, **extra}
+
+
+def expert_bytes(sluice, model):
+    facts = subprocess.run([sluice, "inspect", "--json", model], env=environment(), capture_output=True, text=True, check=True)
+    return json.loads(facts.stdout)["expert_bytes"]
+
+
+def recorded_run(sluice, model, *options, timeout=1800):
+    """One greedy `sluice run --record` from a cold page cache: (the record's rows of decode, the text)."""
+    with tempfile.TemporaryDirectory() as work:
+        record = os.path.join(work, "record.jsonl")
+        command = [sluice, "run", "-m", model, "--temp", "0", "--ignore-eos", "--no-history", "--record", record, *map(str, options)]
+        drop_from_page_cache(model)
+        done = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=timeout)
+        if done.returncode != 0:
+            raise SystemExit(f"{' '.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
+        with open(record, encoding="utf-8") as f:
+            rows = [r for r in map(json.loads, f) if r["kind"] == "row" and r["phase"] == 1]
+    if not rows:
+        raise SystemExit(f"{' '.join(command)}: the record has no decode")
+    return rows, done.stdout
+
+
+def total(rows, *columns):
+    """Over rows of a record; what was not measured counts as 0."""
+    return sum(r.get(c) or 0 for r in rows for c in columns)
+
+
+def drift(values):
+    """The later half against the first."""
+    half = len(values) // 2
+    return statistics.median(values[half:]) / statistics.median(values[:half]) - 1 if half else 0
 
 
 def llama_bench(binary, model, threads, n_prompt, n_gen, repetitions=1, extra_env=None, limit=None):
     """tok/s of one llama-bench process, one value per repetition."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_") and k not in ("GGML_BACKEND_PATH", "LD_PRELOAD")}
-    env.update(extra_env or {})
+    env = environment(**(extra_env or {}))
     command = [binary, "-m", model, "-t", str(threads), "-p", str(n_prompt), "-n", str(n_gen), "-r", str(repetitions),
                "-o", "json"]
     if limit is not None:

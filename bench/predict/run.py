@@ -8,16 +8,13 @@ every run. Early reads of guesses need a drive that `sluice probe` has measured:
 "guessed" is 0. Writes Markdown to standard output.
 """
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
-import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "bench"))
-from common import MIB, drop_from_page_cache, summary  # noqa: E402
+from common import MIB, drift, expert_bytes, recorded_run, summary, total  # noqa: E402
 
 ARMS = {
     "none": [],
@@ -30,49 +27,26 @@ ARMS = {
 }
 
 
-def environment():
-    return {k: v for k, v in os.environ.items()
-            if not (k.startswith("SLUICE_") and k != "SLUICE_CACHE_DIR") and k not in ("GGML_BACKEND_PATH", "LD_PRELOAD")}
-
-
-def expert_bytes(args):
-    done = subprocess.run([args.sluice, "inspect", args.model, "--json"], env=environment(), stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)["expert_bytes"]
-
-
 def one(args, arm, megabytes):
     """What one run's decode did, per token."""
-    with tempfile.TemporaryDirectory() as work:
-        record = os.path.join(work, "record.jsonl")
-        command = [args.sluice, "run", "-m", args.model, "-p", args.prompt, "-n", str(args.tokens), "-t", str(args.threads),
-                   "--temp", "0", "--ignore-eos", "--no-history", "--record", record,
-                   "--cache-mb", f"{megabytes:.3f}", *ARMS[arm]]
-        drop_from_page_cache(args.model)
-        done = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=1800)
-        if done.returncode != 0:
-            raise SystemExit(f"{' '.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
-        with open(record, encoding="utf-8") as f:
-            rows = [x for x in map(json.loads, f) if x["kind"] == "row" and x["phase"] == 1]
-    tokens = sum(r["tokens"] for r in rows)
-    if tokens == 0:
-        raise SystemExit("the record has no decode")
+    rows, text = recorded_run(args.sluice, args.model, "-p", args.prompt, "-n", args.tokens, "-t", args.threads, "--cache-mb",
+                              f"{megabytes:.3f}", *ARMS[arm])
 
-    def total(*names):
-        return sum(r.get(n) or 0 for r in rows for n in names)
+    def sums(*columns):
+        return total(rows, *columns)
 
-    early = total("predicted_bytes") + (total("ahead_bytes") if total("ra_committed") else 0)
-    return {"tok/s": tokens / (total("wall_ns") / 1e9),
-            "wait": total("wait_read_ns", "wait_join_ns", "wait_late_ns") / 1e6 / tokens,
-            "compute": total("dense_ns", "router_ns", "shared_ns", "routed_ns") / 1e6 / tokens,
-            "manage": total("manage_ns") / 1e6 / tokens,
-            "bytes": total("exact_physical_bytes", "predicted_physical_bytes") / tokens / MIB,
-            "guessed": total("predicted_bytes") / tokens / MIB,
-            "used": total("predicted_used_bytes") / early if early else None,
-            "hits": total("hits") / max(1, total("lookups")),
-            "agreed": total("ra_agreed") / total("ra_slots") if total("ra_slots") else None,
-            "text": done.stdout}
+    tokens = sums("tokens")
+    early = sums("predicted_bytes") + (sums("ahead_bytes") if sums("ra_committed") else 0)
+    return {"tok/s": tokens / (sums("wall_ns") / 1e9),
+            "wait": sums("wait_read_ns", "wait_join_ns", "wait_late_ns") / 1e6 / tokens,
+            "compute": sums("dense_ns", "router_ns", "shared_ns", "routed_ns") / 1e6 / tokens,
+            "manage": sums("manage_ns") / 1e6 / tokens,
+            "bytes": sums("exact_physical_bytes", "predicted_physical_bytes") / tokens / MIB,
+            "guessed": sums("predicted_bytes") / tokens / MIB,
+            "used": sums("predicted_used_bytes") / early if early else None,
+            "hits": sums("hits") / max(1, sums("lookups")),
+            "agreed": sums("ra_agreed") / sums("ra_slots") if sums("ra_slots") else None,
+            "text": text}
 
 
 def percent(value):
@@ -94,7 +68,7 @@ def main():
         raise SystemExit("the first arm is none: the others are compared with it")
     print("| cache | arm | tok/s | of none | waiting, ms per token | compute | managing | MiB per token | guessed | early, used "
           "| hits | agreed | drift of none |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    full = expert_bytes(args) / MIB
+    full = expert_bytes(args.sluice, args.model) / MIB
     for share in args.shares:
         runs = {arm: [] for arm in args.arms}
         for r in range(args.rounds):
@@ -104,8 +78,6 @@ def main():
         if len(lossless) != 1:
             raise SystemExit(f"at {share:g} % not all lossless runs wrote the same text")
         speeds = [run["tok/s"] for run in runs["none"]]
-        half = len(speeds) // 2
-        drift = statistics.median(speeds[half:]) / statistics.median(speeds[:half]) - 1 if half else 0
         base = statistics.median(speeds)
         for arm in args.arms:
             if len({run["text"] for run in runs[arm]}) != 1:
@@ -119,7 +91,7 @@ def main():
             print(f"| {share:g} % | {arm} | {text} | {m / base:.3f} | {median('wait'):.2f} | {median('compute'):.2f} "
                   f"| {median('manage'):.2f} | {median('bytes'):.2f} | {median('guessed'):.2f} | {percent(median('used'))} "
                   f"| {percent(median('hits'))} | {percent(median('agreed'))} "
-                  f"| {f'{drift:+.1%}' if arm == 'none' else ''} |", flush=True)
+                  f"| {f'{drift(speeds):+.1%}' if arm == 'none' else ''} |", flush=True)
     return 0
 
 

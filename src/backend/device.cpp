@@ -681,7 +681,7 @@ void add(PhaseStats& sum, const trace::PhaseCounters& c) {
 }
 
 void add_counts(Stats& sum, exec::ModelRuntime& runtime) {
-    const std::lock_guard<std::mutex> lock(runtime.mutex);
+    const std::lock_guard lock(runtime.mutex);
     add(sum.prefill, runtime.counters.prefill);
     add(sum.decode, runtime.counters.decode);
     if (runtime.fetcher == nullptr) return;
@@ -691,7 +691,7 @@ void add_counts(Stats& sum, exec::ModelRuntime& runtime) {
 }
 
 void add_cache(Stats& sum, exec::ModelRuntime& runtime) {
-    const std::lock_guard<std::mutex> lock(runtime.mutex);
+    const std::lock_guard lock(runtime.mutex);
     sum.experts += runtime.counters.records;
     if (runtime.fetcher == nullptr) return;
     sum.cache_bytes += runtime.fetcher->limit();
@@ -722,7 +722,7 @@ void record_scores(ModelState& model) {
 
 void say_scores(ModelState& model) {
     exec::ModelRuntime& runtime = model.runtime();
-    const std::lock_guard<std::mutex> lock(runtime.mutex);
+    const std::lock_guard lock(runtime.mutex);
     if (!runtime.scores) return;
     const std::vector<int> layers = layers_of(model);
     const auto lines = route::report_lines(*runtime.scores, layers);
@@ -759,7 +759,7 @@ std::vector<std::shared_ptr<ModelState>> live_models() {
 void idle_models_follow() {
     for (const auto& model : live_models()) {
         exec::ModelRuntime& runtime = model->runtime();
-        const std::unique_lock<std::mutex> lock(runtime.mutex, std::try_to_lock);
+        const std::unique_lock lock(runtime.mutex, std::try_to_lock);
         if (lock.owns_lock() && runtime.fetcher != nullptr) runtime.fetcher->follow_share();
     }
 }
@@ -817,7 +817,7 @@ InFlight look_in_flight(bool wait) {
     InFlight sum;
     for (const auto& model : live_models()) {
         exec::ModelRuntime& runtime = model->runtime();
-        const std::lock_guard<std::mutex> lock(runtime.mutex);
+        const std::lock_guard lock(runtime.mutex);
         if (runtime.fetcher == nullptr) continue;
         runtime.fetcher->look();
         while (wait && runtime.fetcher->scheduler().live() > 0 && runtime.fetcher->wait_for_any()) {
@@ -841,7 +841,7 @@ InFlight settle() {
 std::optional<Predictions> predictions() {
     for (const auto& model : live_models()) {
         exec::ModelRuntime& runtime = model->runtime();
-        const std::lock_guard<std::mutex> lock(runtime.mutex);
+        const std::lock_guard lock(runtime.mutex);
         if (!runtime.scores) continue;
         Predictions p{.scores = *runtime.scores, .layers = layers_of(*model), .read = 0, .busy = 0};
         double bytes = 0;
@@ -878,7 +878,7 @@ void finish_rows() {
 // A model that computes right now, in another thread, is left out: nobody waits for it when the process ends.
 void record_guesses() {
     for (const auto& model : live_models()) {
-        const std::unique_lock<std::mutex> lock(model->runtime().mutex, std::try_to_lock);
+        const std::unique_lock lock(model->runtime().mutex, std::try_to_lock);
         if (lock.owns_lock()) record_scores(*model);
     }
 }
@@ -886,7 +886,7 @@ void record_guesses() {
 void reset_counters() {
     for (const auto& model : live_models()) {
         exec::ModelRuntime& runtime = model->runtime();
-        const std::lock_guard<std::mutex> lock(runtime.mutex);
+        const std::lock_guard lock(runtime.mutex);
         runtime.counters.prefill = {};
         runtime.counters.decode = {};
         if (runtime.fetcher != nullptr) {

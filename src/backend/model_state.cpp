@@ -369,7 +369,7 @@ ModelState::~ModelState() {
 
 Result<std::byte*> ModelState::read(const io::File& file, uint64_t offset, uint64_t bytes,
                                     std::span<std::byte> region) {
-    const std::lock_guard<std::mutex> lock(runtime_.mutex);
+    const std::lock_guard lock(runtime_.mutex);
     return io::read_exact(*engine_, file, offset, bytes, region);
 }
 

@@ -1,13 +1,26 @@
 #include "engine/decoder.h"
 
 #include <algorithm>
+#include <string_view>
 
 namespace sluice::engine {
+namespace {
+
+// Its window of attention cannot be cut at its end, and what is restored of it goes to other cells than it was in: the
+// same numbers, but attention sums them in another order.
+bool moves_when_restored(const llama_model* model) {
+    char arch[32] = {};
+    llama_model_meta_val_str(model, "general.architecture", arch, sizeof arch);
+    return std::string_view(arch) == "deepseek4";
+}
+
+}  // namespace
 
 Decoder::Decoder(llama_context* ctx, Undo undo)
     : ctx_(ctx),
       recurrent_(llama_model_is_recurrent(llama_get_model(ctx)) || llama_model_is_hybrid(llama_get_model(ctx))),
-      copies_(recurrent_ && undo == Undo::always) {
+      restores_(!moves_when_restored(llama_get_model(ctx))),
+      copies_(recurrent_ && restores_ && undo == Undo::always) {
     const size_t n = llama_n_ubatch(ctx);
     tokens_.resize(n);
     positions_.resize(n);
@@ -69,8 +82,8 @@ bool Decoder::copy_state(llama_seq_id seq) {
 bool Decoder::undo(llama_seq_id seq, llama_pos begin, bool copied) {
     llama_memory_t memory = llama_get_memory(ctx_);
     if (begin == 0) return llama_memory_seq_rm(memory, seq, -1, -1);
-    bool good = true;
-    if (recurrent_) {
+    bool good = restores_;
+    if (good && recurrent_) {
         good = copied && llama_state_seq_set_data_ext(ctx_, copy_.data(), copy_bytes_, seq,
                                                       LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) == copy_bytes_;
     }

@@ -1,7 +1,8 @@
 // Owns: decoding as a transaction: a sequence has all of a ubatch or nothing of it.
 // Keeps: after a failure, whatever it was, the sequence is exactly as it was before the ubatch that failed, so that the
-// same tokens can be tried again and give the same bits. Memory that can be cut at its end costs nothing for that;
-// recurrent state, which a failed graph has half overwritten, is copied before each ubatch.
+// same tokens can be tried again and give the same bits; or, where llama.cpp's memory has no way back, it is empty,
+// which is said. Memory that can be cut at its end costs nothing for that; recurrent state, which a failed graph has
+// half overwritten, is copied before each ubatch.
 #pragma once
 
 #include <llama.h>
@@ -42,6 +43,8 @@ class Decoder {
     // Appends tokens to a sequence. Of the last one there are logits then, as of every one that llama_decode is given.
     Decoded decode(std::span<const llama_token> tokens, llama_seq_id seq = 0);
 
+    // Whether a sequence can be taken back to what it was. Where not, a failure empties it.
+    [[nodiscard]] bool restores() const { return restores_; }
     // Whether the model's memory has parts that cannot be cut at their end.
     [[nodiscard]] bool recurrent() const { return recurrent_; }
     [[nodiscard]] const UndoCosts& costs() const { return costs_; }
@@ -53,6 +56,7 @@ class Decoder {
 
     llama_context* ctx_;
     bool recurrent_;
+    bool restores_;
     bool copies_;
     std::vector<uint8_t> copy_;
     size_t copy_bytes_ = 0;

@@ -174,6 +174,12 @@ class Asking {
         for (const auto part : {&Asking::orders, &Asking::faults, &Asking::cancels}) {
             if (Status s = (this->*part)(*workload, what); !s.ok()) return s;
         }
+        if (!workload->restores()) {
+            verdict_.notes.emplace_back(
+                "A sequence of this model cannot be taken back: a decode that fails or is cancelled empties it, and "
+                "the "
+                "next try begins with its first token.");
+        }
         const UndoCosts& costs = workload->undo_costs();
         const auto copies = static_cast<double>(std::max<uint64_t>(costs.copies, 1));
         verdict_.figures.push_back(
@@ -267,7 +273,9 @@ class Asking {
         if (!last.ok()) return last.status();
         if (!now.ok()) return now.status();
         // Of a prompt in several ubatches the first ones stay; that they are right, the rest of the run shows.
-        const bool unchanged = !failed.lost && (failed.committed > 0 || *now == *last);
+        // Where llama.cpp has no way back, nothing is left instead, and nobody was told otherwise.
+        const bool emptied = failed.lost && llama_memory_seq_pos_max(llama_get_memory(workload.context()), 0) < 0;
+        const bool unchanged = failed.lost ? emptied && !workload.restores() : (failed.committed > 0 || *now == *last);
         state.add(unchanged && nothing_held(), fmt::format("{}: {}", name, unchanged ? "leases" : "state"));
         what.plan();
         if (failed.lost) workload.begin();

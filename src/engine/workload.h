@@ -53,6 +53,7 @@ class Workload {
     // Of what go_on() has brought to its end.
     Result<WorkloadResult> result() const;
     [[nodiscard]] const UndoCosts& undo_costs() const { return decoder_->costs(); }
+    [[nodiscard]] bool restores() const { return decoder_->restores(); }
     [[nodiscard]] llama_context* context() const { return context_.get(); }
 
   private:

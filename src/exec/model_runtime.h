@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/status.h"
+#include "base/stop.h"
 #include "exec/own_memory.h"
 #include "exec/prefill_plan.h"
 #include "exec/shadow_cache.h"
@@ -52,7 +53,7 @@ struct RouteAheadOptions {
 };
 
 struct ModelRuntime {
-    std::mutex mutex;
+    std::timed_mutex mutex;  // held for a whole block: who may be stopped does not wait for it blindly (claim)
     ggml_backend_t computing = nullptr;  // of whoever holds the lock: its threads may help with what comes meanwhile
     const store::RecordStore* store = nullptr;
     // Made at the first block that needs it, when the context's own memory is already there to be counted.
@@ -78,12 +79,15 @@ struct ModelRuntime {
     int32_t number = -1;                  // of the model in the run record; -1: there is none
 };
 
+// Waits for the lock, and asks meanwhile whether to stop. What was not got is not held.
+std::unique_lock<std::timed_mutex> claim(std::timed_mutex& mutex, Stop stop);
+
 // The right to use a model's slots.
 class Turn {
   public:
     Turn() = default;
     // `lock` is held, on the runtime's mutex.
-    Turn(std::unique_lock<std::mutex> lock, ModelRuntime& runtime, ggml_backend_t computing)
+    Turn(std::unique_lock<std::timed_mutex> lock, ModelRuntime& runtime, ggml_backend_t computing)
         : runtime_(&runtime), lock_(std::move(lock)) {
         runtime.computing = computing;
     }
@@ -106,7 +110,7 @@ class Turn {
         lock_.unlock();
     }
     ModelRuntime* runtime_ = nullptr;
-    std::unique_lock<std::mutex> lock_;
+    std::unique_lock<std::timed_mutex> lock_;
 };
 
 // What an expert tensor of the graph refers to (ggml_tensor::extra of the weight points here).

@@ -119,7 +119,7 @@ ggml_status MoeExecutor::compute(ggml_cgraph* graph, trace::Pass& pass) {
 void MoeExecutor::commit_shadow() {
     ModelRuntime* runtime = std::exchange(shadowed_, nullptr);
     if (runtime == nullptr) return;
-    const std::lock_guard<std::mutex> lock(runtime->mutex);
+    const std::lock_guard lock(runtime->mutex);
     runtime->shadow->commit(log_);
     log_.begin();
 }
@@ -574,10 +574,11 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     if (stop_()) return GGML_STATUS_ABORTED;
 
     ModelRuntime& runtime = *weight.runtime;
-    std::unique_lock<std::mutex> lock(runtime.mutex, std::try_to_lock);
+    std::unique_lock lock(runtime.mutex, std::try_to_lock);
     if (!lock.owns_lock()) {
         const trace::During waiting(pass_->ledger, trace::Part::wait_lock);
-        lock.lock();
+        lock = claim(runtime.mutex, stop_);
+        if (!lock.owns_lock()) return GGML_STATUS_ABORTED;
     }
     Turn turn(std::move(lock), runtime, cpu_);
     if (runtime.fetcher == nullptr) {

@@ -9,10 +9,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <future>
 #include <numeric>
 #include <optional>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "base/bytes.h"
 #include "base/log.h"
@@ -1331,6 +1333,29 @@ TEST_F(ExecutorTest, AThresholdNearZeroIsNoThreshold) {
         ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
         expect_same("not dropped");
     }
+}
+
+// Who waits for a block of another context is asked meanwhile whether to stop; who cannot be stopped just waits.
+TEST(Claim, IsGivenUpWhenToldAndHadWhenFree) {
+    struct Asked {
+        int questions = 0;
+        static bool third(void* self) { return ++static_cast<Asked*>(self)->questions == 3; }
+    } asked;
+    std::timed_mutex mutex;
+    std::promise<void> held, release;
+    std::thread other([&] {
+        const std::lock_guard lock(mutex);
+        held.set_value();
+        release.get_future().wait();
+    });
+    held.get_future().wait();
+    EXPECT_FALSE(claim(mutex, {Asked::third, &asked}).owns_lock());
+    EXPECT_EQ(asked.questions, 3);
+    release.set_value();
+    EXPECT_TRUE(claim(mutex, {}).owns_lock());
+    other.join();
+    EXPECT_TRUE(claim(mutex, {Asked::third, &asked}).owns_lock());
+    EXPECT_EQ(asked.questions, 3) << "nobody asks where nobody waits";
 }
 
 }  // namespace
