@@ -57,10 +57,11 @@ def auto(args):
     speeds = {name: [] for name in arms}
     order = list(arms)
     for _ in range(2):  # memory that nobody has touched for a while can be slow: two runs that do not count
-        run(args, [])
+        print(f"not counted: {run(args, [])[0]:.2f} tok/s", file=sys.stderr, flush=True)
     for i in range(args.rounds):
         for name in order if i % 2 == 0 else reversed(order):
             speeds[name].append(run(args, arms[name])[0])
+            print(f"round {i + 1}, {name}: {speeds[name][-1]:.2f} tok/s", file=sys.stderr, flush=True)
     best = max(statistics.median(v) for name, v in speeds.items() if name != "auto")
     print("| cache | tok/s, median | from | to | of the best fixed one |\n| --- | --- | --- | --- | --- |")
     for name, v in speeds.items():
