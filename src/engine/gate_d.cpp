@@ -104,7 +104,8 @@ machine::GateCheck check_of(const std::string& where, const Seen& seen) {
     Predictor best = Predictor::stale1;
     const auto of = [&](Predictor p) { return route::worth(seen.predictions.scores, p, seen.times); };
     for (const Predictor p : route::kAllPredictors) {
-        if (p != Predictor::control && of(p).net() > of(best).net()) best = p;
+        const bool guessed = p != Predictor::control && seen.predictions.scores.total(p).asked();
+        if (guessed && of(p).net() > of(best).net()) best = p;
     }
     const route::Worth w = of(best);
     check.outcome = w.could_pay() ? Outcome::yes : Outcome::no;
