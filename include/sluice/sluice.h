@@ -87,6 +87,8 @@ struct Config {
     // what is not there, at most so many experts are read.
     bool predict_prefetch = false;
     unsigned predict_spec_max = 2;
+    // Whichever of the two is on is acted on only while that was measured to make tokens wait less.
+    bool prefetch_auto = false;
     // Changes results: each layer takes the experts that its router ranked first this many layers earlier. 0: none.
     unsigned route_ahead = 0;
     RouteAheadWeights route_ahead_weights = RouteAheadWeights::router;

@@ -733,9 +733,28 @@ void say_scores(ModelState& model) {
     record_scores(model);
 }
 
+// What --prefetch auto, or --predict-prefetch auto, has found.
+void say_trial(exec::ModelRuntime& runtime) {
+    const std::lock_guard lock(runtime.mutex);
+    if (!runtime.trial) return;
+    const route::Trial::Told& told = runtime.trial->told();
+    const auto ms = [](double ns) { return ns * 1e-6; };
+    const std::string compared =
+        told.trials == 0
+            ? "too few tokens for a trial"
+            : fmt::format(
+                  "{} trials, adopted {} times, given up {} times; last compared, a token waited and guessed "
+                  "{:.2f} ms with guesses and {:.2f} ms without{}",
+                  told.trials, told.won, told.ended, ms(runtime.trial->cost_on()), ms(runtime.trial->cost_off()),
+                  told.nothing_to_do ? "; guesses led to nothing" : "");
+    log_line(LogLevel::info,
+             fmt::format("moe-prefetch auto: on for {} of {} tokens, {}", told.tokens_on, told.tokens, compared));
+}
+
 // The stock tools free their model before they return; what it did is still asked for then.
 void keep_counts(ModelState& model) {
     say_scores(model);
+    say_trial(model.runtime());
     Stats cache;
     add_cache(cache, model.runtime());
     Global& g = global();

@@ -341,6 +341,8 @@ Status ModelState::set_prefetch() {
                      layers > 1 ? fmt::format("give at most {}", layers - 1) : "leave it out");
     }
     if (!prefetch.on()) return {};
+    prefetch.automatic = config_.prefetch_auto;
+    if (prefetch.automatic) runtime_.trial.emplace();
     const char* flag = prefetch.stale_gate ? "--predict-prefetch" : "--prefetch";
     if (geometry_.sets.size() < 2) {
         log(LogLevel::warn, "{} has no effect: the model has one layer with experts", flag);

@@ -145,6 +145,36 @@ std::string get_path(const Config& config) {
     return config.*field;
 }
 
+// Guesses of one kind, acted on always, never, or while that pays.
+bool is_auto(const Config& config, bool on) {
+    return on && config.prefetch_auto;
+}
+
+Status set_prefetch(Config& config, std::string_view text) {
+    if (config.prefetch > 0) config.prefetch_auto = false;
+    if (text != "auto") return set_number(config.prefetch, text, 0U, 64U, "auto or a number from 0 to 64");
+    config.prefetch = 1;
+    config.prefetch_auto = true;
+    return {};
+}
+
+Status set_predict_prefetch(Config& config, std::string_view text) {
+    if (config.predict_prefetch) config.prefetch_auto = false;
+    if (text == "auto") {
+        config.predict_prefetch = config.prefetch_auto = true;
+        return {};
+    }
+    bool on = false;
+    if (!set_word(on, text, kSwitch).ok()) return bad_value(text, "one of on, off, auto");
+    config.predict_prefetch = on;
+    return {};
+}
+
+std::string get_predict_prefetch(const Config& config) {
+    if (is_auto(config, config.predict_prefetch)) return "auto";
+    return config.predict_prefetch ? "on" : "off";
+}
+
 constexpr Option kOptions[] = {
     {"--ram", "SLUICE_RAM", "SIZE|auto", "auto",
      "Memory for the whole process: weights, context, buffers and experts; in MiB, or with a suffix as in 8G. Experts "
@@ -230,18 +260,17 @@ constexpr Option kOptions[] = {
      "speed and the time that computing took.",
      [](Config& c, std::string_view t) { return set_word(c.prefill_mode, t, kPrefill); },
      [](const Config& c) { return get_word(c.prefill_mode, kPrefill); }},
-    {"--prefetch", "SLUICE_PREFETCH", "N", "0",
+    {"--prefetch", "SLUICE_PREFETCH", "N|auto", "0",
      "In decode, for each of the next N layers, what the last token chose there is expected again: it keeps its slot, "
      "or is read while the drive has nothing else to do. Results are the same bit for bit. Reads early only from a "
-     "drive that sluice probe has measured, and costs bandwidth for what is not chosen again. 0: off.",
-     [](Config& c, std::string_view t) { return set_number(c.prefetch, t, 0U, 64U, "a number from 0 to 64"); },
-     [](const Config& c) { return fmt::format("{}", c.prefetch); }},
-    {"--predict-prefetch", "SLUICE_PREDICT_PREFETCH", nullptr, "off",
+     "drive that sluice probe has measured, and costs bandwidth for what is not chosen again. auto: the next layer "
+     "only, and only while tokens that do so were measured to wait less than others. 0: off.",
+     set_prefetch, [](const Config& c) { return is_auto(c, c.prefetch > 0) ? "auto" : fmt::format("{}", c.prefetch); }},
+    {"--predict-prefetch", "SLUICE_PREDICT_PREFETCH", "[on|off|auto]", "off",
      "In decode, ask the next layer's router about the hidden state of the layer at hand: what it says keeps its slot, "
      "or is read while the drive has nothing else to do. Results are the same bit for bit. As for --prefetch, reading "
-     "early needs sluice probe.",
-     [](Config& c, std::string_view t) { return set_word(c.predict_prefetch, t, kSwitch); },
-     [](const Config& c) { return get_word(c.predict_prefetch, kSwitch); }},
+     "early needs sluice probe. auto: only while tokens that do so were measured to wait less than others.",
+     set_predict_prefetch, get_predict_prefetch},
     {"--predict-spec-max", "SLUICE_PREDICT_SPEC_MAX", "N", "2",
      "With --predict-prefetch, how many experts of a layer are read early at most. 0: none, what is there is kept.",
      [](Config& c, std::string_view t) { return set_number(c.predict_spec_max, t, 0U, 64U, "a number from 0 to 64"); },
@@ -393,6 +422,11 @@ constexpr std::array<const char*, 5> kOtherVariables{"SLUICE_CACHE_DIR", "SLUICE
 constexpr std::array<std::string_view, 10> kFreeText{"-p",     "--prompt", "-sys", "--system-prompt",  "-f",
                                                      "--file", "-m",       "-r",   "--reverse-prompt", "--model"};
 
+// A switch that may also be given one of a few words.
+bool may_be_bare(const Option& option) {
+    return option.value_name != nullptr && option.value_name[0] == '[';
+}
+
 // The switch that sets the same field the other way: --no-overlap for --overlap and back. nullptr for most.
 const Option* opposite(const Option& option) {
     constexpr std::string_view kNo = "--no-";
@@ -505,7 +539,12 @@ Status take_options(Config& config, std::vector<std::string>& arguments, Place p
             continue;
         }
         if (!works_in(option->where, place)) return no_effect(flag, option->where);
-        if (option->value_name == nullptr) {
+        bool bare = option->value_name == nullptr;
+        if (may_be_bare(*option) && equals == std::string::npos) {
+            Config trial = config;
+            bare = i + 1 == arguments.size() || !option->set(trial, arguments[i + 1]).ok();
+        }
+        if (bare) {
             if (equals != std::string::npos) {
                 return error(Code::invalid_argument, "{} takes no value", flag);
             }
@@ -516,7 +555,7 @@ Status take_options(Config& config, std::vector<std::string>& arguments, Place p
         } else {
             return error(Code::invalid_argument, "{} needs a value: {}", flag, option->value_name);
         }
-        std::string text = option->value_name == nullptr ? flag : fmt::format("{} {}", flag, value);
+        std::string text = bare ? flag : fmt::format("{} {}", flag, value);
         if (Status s = line.set(config, *option, value, std::move(text)); !s.ok()) return s.within(flag);
         if (taken == nullptr) continue;
         // As it stands now: what may be repeated adds up, and the variable of a switch's opposite must not contradict.
@@ -568,6 +607,8 @@ Status validate_foresight(const Config& config, const Said& said) {
         return error(Code::invalid_argument, "{} and {} both guess what the next layers choose: give one of them",
                      said("--prefetch"), said("--predict-prefetch"));
     }
+    if (config.prefetch_auto && config.prefetch == 0 && !config.predict_prefetch)
+        return error(Code::invalid_argument, "prefetch_auto has no effect without prefetch or predict_prefetch");
     if (!config.predict_prefetch && config.predict_spec_max != Config().predict_spec_max) {
         return error(Code::invalid_argument, "{} has no effect without --predict-prefetch", said("--predict-spec-max"));
     }

@@ -28,7 +28,7 @@ bool works_in(Where where, Place place);
 struct Option {
     const char* flag;          // "--cache-mb"
     const char* variable;      // "SLUICE_CACHE_MB"
-    const char* value_name;    // "N"; nullptr for a switch
+    const char* value_name;    // "N"; nullptr for a switch; "[on|auto]" for one that may be given such a word
     const char* default_text;  // as help shows it
     const char* help;          // one or more sentences
     // `text` is the value ("1" for a switch given as a flag).

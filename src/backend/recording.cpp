@@ -31,8 +31,9 @@ namespace {
 using trace::Part;
 
 // What graphs can tell apart; a host that times its whole loop adds its own parts.
-constexpr trace::PartMask kGraphParts = trace::parts_of(Part::overhead, Part::dense, Part::routed, Part::wait_read,
-                                                        Part::wait_lock, Part::convert, Part::manage);
+constexpr trace::PartMask kGraphParts =
+    trace::parts_of(Part::overhead, Part::dense, Part::routed, Part::wait_read, Part::wait_join, Part::wait_late,
+                    Part::wait_lock, Part::convert, Part::manage);
 constexpr trace::PartMask kLoopParts =
     kGraphParts | trace::parts_of(Part::sample, Part::detokenise, Part::output, Part::record);
 

@@ -228,6 +228,13 @@ bool SlotCache::costs_retained(RecordId record, Seat seat) const {
     return order_.retained(order_.first(c));
 }
 
+bool SlotCache::goes_next(RecordId record) const {
+    const uint32_t c = class_of_record_[record];
+    const Class& cls = classes_[c];
+    const bool full = cls.touched >= cls.cap && cls.empty.head == kNoSlot && cls.guests.head == kNoSlot;
+    return full && order_.has(record) && order_.first(c) == record;
+}
+
 // An empty slot for the record, or one that is emptied for it. kNoSlot if there is none.
 SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
     const bool may_touch = cls.touched < cls.cap;

@@ -89,6 +89,8 @@ class SlotCache {
     }
     // Whether a lease for this record would push out one that is retained.
     [[nodiscard]] bool costs_retained(RecordId record, Seat seat = Seat::member) const;
+    // Whether the record is the next to give its slot away to a member.
+    [[nodiscard]] bool goes_next(RecordId record) const;
     // So many records of the class could be leased as guests now, besides those that are there.
     [[nodiscard]] uint32_t guest_room(uint32_t c) const;
     [[nodiscard]] uint32_t guest_limit(uint32_t c) const;

@@ -251,6 +251,7 @@ std::string bash_completion() {
         if (values.find('|') == std::string::npos || values[0] == 'N') continue;
         std::string list = values;
         for (char& ch : list) ch = ch == '|' ? ' ' : ch;
+        std::erase_if(list, [](char ch) { return ch == '[' || ch == ']'; });
         // A place for any path among the words.
         const size_t path = list.find(" PATH");
         if (path != std::string::npos) list.erase(path);

@@ -22,6 +22,7 @@
 #include "route/likely.h"
 #include "route/scores.h"
 #include "route/trained_gate.h"
+#include "route/trial.h"
 #include "sched/fetcher.h"
 #include "store/record_store.h"
 #include "trace/counters.h"
@@ -42,6 +43,7 @@ struct PrefetchOptions {
     uint32_t reads = UINT32_MAX;  // of a layer's experts, at most
     route::Guesser guesser;       // whose guesses; empty: what the last token chose
     bool stale_gate = false;      // or those of the layers' own routers on the hidden state of the layer at hand
+    bool automatic = false;       // only while ModelRuntime::trial says so
     [[nodiscard]] bool on() const { return depth > 0; }
 };
 
@@ -72,6 +74,7 @@ struct ModelRuntime {
     std::optional<route::TrainedGate> trained;  // what the stale gate is corrected by, where the user has it
     RouteAheadOptions route_ahead;
     [[nodiscard]] bool looks_ahead() const { return prefetch.on() || route_ahead.depth > 0; }
+    std::optional<route::Trial> trial;    // whether guesses are acted on, with PrefetchOptions::automatic
     std::optional<PromptBook> prompts;    // made with the first prompt; guarded by mutex
     std::optional<route::Scores> scores;  // of guesses, where the user wants them; guarded by mutex
     trace::Counters counters;             // guarded by mutex

@@ -112,6 +112,7 @@ ggml_status MoeExecutor::compute(ggml_cgraph* graph, trace::Pass& pass) {
     graph_has_work_ = false;
     let_go();
     if (last_block_ && status == GGML_STATUS_SUCCESS) commit_shadow();
+    if (token_.of != nullptr && last_block_ && status == GGML_STATUS_SUCCESS) token_.ended = pass.ledger.clock().now();
     return status;
 }
 
@@ -122,6 +123,21 @@ void MoeExecutor::commit_shadow() {
     const std::lock_guard lock(runtime->mutex);
     runtime->shadow->commit(log_);
     log_.begin();
+}
+
+// Tells of the token before, if it was computed to its end, and asks about this one. The runtime's lock is held.
+void MoeExecutor::begin_token(ModelRuntime& runtime, int64_t rows) {
+    const Token last = std::exchange(token_, {});
+    if (!runtime.trial) return;
+    const Prefetcher::Did did = prefetcher_.take_did();
+    if (last.of == &runtime && last.ended >= 0) {
+        runtime.trial->token({.cost = static_cast<double>(last.waited + did.spent),
+                              .time = static_cast<double>(last.ended - last.began),
+                              .acted = did.acted});
+    }
+    if (!decoding_ || rows != 1 || pass_->warmup) return;
+    token_ = {.of = &runtime, .began = pass_->ledger.clock().now(), .on = runtime.trial->on()};
+    pass_->guess_on = pass_->guess_on.value_or(0) + (token_.on ? 1 : 0);
 }
 
 ggml_status MoeExecutor::run(ggml_cgraph* graph) {
@@ -385,6 +401,7 @@ bool MoeExecutor::visit(const WeightRef& weight, const ggml_tensor* ids) {
         // llama.cpp warms up with all experts. Fewer than all may be more than the model says, with --override-kv.
         pass_->warmup = geometry.n_expert_used > 0 && ids->ne[0] > static_cast<int64_t>(geometry.n_expert_used) &&
                         ids->ne[0] == static_cast<int64_t>(geometry.sets[weight.set].n_expert);
+        begin_token(runtime, ids->ne[1]);
         pass_->tokens += ids->ne[1];
         phase(runtime).tokens += static_cast<uint64_t>(ids->ne[1]);
     }
@@ -513,6 +530,7 @@ auto MoeExecutor::accounted(ModelRuntime& runtime, uint32_t set, F&& reading) {
     p.logical_bytes += now.exact_bytes - before.exact_bytes;
     p.physical_bytes += now.exact_physical - before.exact_physical;
     p.read_wait += now.wait - before.wait;
+    token_.waited += now.wait - before.wait;
     p.convert += now.convert - before.convert;
 
     const auto physical = static_cast<int64_t>(now.exact_physical - before.exact_physical);
@@ -719,7 +737,7 @@ void MoeExecutor::plan_block(const WeightRef& weight, const ggml_tensor* ids) {
 // All of this block is asked for: the drive's idle time until the next one is for what that may choose.
 void MoeExecutor::look_ahead(const WeightRef& weight) {
     if (mode_ != Mode::decode || !weight.runtime->looks_ahead()) return;
-    prefetcher_.look_ahead(weight, *routers_, *pass_);
+    if (!weight.runtime->trial || token_.on) prefetcher_.look_ahead(weight, *routers_, *pass_);
     route_ahead_.look_ahead(weight, *pass_);
     weight.runtime->fetcher->look(pass_);
 }

@@ -128,6 +128,7 @@ class MoeExecutor {
     bool visit(const WeightRef& weight, const ggml_tensor* ids);
     void count_lookups(const WeightRef& weight, const ggml_tensor* ids);
     void commit_shadow();
+    void begin_token(ModelRuntime& runtime, int64_t rows);
     void tell_choices(const WeightRef& weight, int64_t n_tokens);
     void count_routes(const WeightRef& weight, const ggml_tensor* ids);
     void note_weights(const ggml_tensor* node);
@@ -173,6 +174,14 @@ class MoeExecutor {
     uint32_t counted_set_ = UINT32_MAX;
     std::vector<uint8_t> counting_component_;  // by set: the component whose node comes first, as once seen
     bool decoding_ = false;
+    // A token of decode, for who finds out whether guesses pay.
+    struct Token {
+        ModelRuntime* of = nullptr;  // null: there is none
+        Nanos began = 0, ended = -1;
+        Nanos waited = 0;
+        bool on = false;
+    };
+    Token token_;
     Mode mode_ = Mode::decode;       // of the block at hand
     bool next_is_ahead_ = false;     // the set after it is being read before its router has run
     int64_t pass_rows_ = 0;          // that the first set of the pass saw

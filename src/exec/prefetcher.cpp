@@ -1,5 +1,8 @@
 #include "exec/prefetcher.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "exec/corrected_state.h"
 #include "exec/views.h"
 
@@ -10,11 +13,19 @@ void Prefetcher::chose(const WeightRef& weight, const ggml_tensor* ids) {
     if (!runtime.prefetch.on()) return;
     if (runtime_ != &runtime) {
         last_.emplace(runtime.store->geometry().sets.size());
+        pending_.assign(runtime.store->geometry().sets.size(), {});
+        calibration_ = {};
         runtime_ = &runtime;
     }
     experts_.clear();
     for (int64_t k = 0; k < ids->ne[0]; ++k) experts_.push_back(static_cast<uint32_t>(id_at(ids, k, ids->ne[1] - 1)));
     last_->note(weight.set, experts_);
+    Pending& guess = pending_[weight.set];
+    if (!std::exchange(guess.made, false) || ids->ne[1] != 1) return;
+    for (size_t i = 0; i < guess.experts.size(); ++i) {
+        const auto at = std::find(experts_.begin(), experts_.end(), guess.experts[i]);
+        calibration_.note(i, at != experts_.end());
+    }
 }
 
 // What the runtime's predictor says that set `to` will choose, into guesses_.
@@ -44,6 +55,10 @@ void Prefetcher::look_ahead(const WeightRef& weight, RouterBook& routers, trace:
     const store::RecordStore& store = *runtime.store;
     const auto n_sets = static_cast<uint32_t>(store.geometry().sets.size());
     pass.predicts = true;
+    const trace::Ledger* timed = runtime.prefetch.automatic ? &pass.ledger : nullptr;
+    const Nanos began = timed != nullptr ? timed->clock().now() : 0;
+    const uint64_t spared = fetcher.spared();
+    const int64_t hints = pass.hints;
     route::for_sets_ahead(weight.set, runtime.prefetch.depth, n_sets, [&](uint32_t to) {
         guess(weight.set, to, routers);
         // What would be dropped unread is left where it is.
@@ -51,10 +66,21 @@ void Prefetcher::look_ahead(const WeightRef& weight, RouterBook& routers, trace:
                                    .drop_below = runtime.dials.drop_below(guesses_.size())};
         const auto resident = [&](uint32_t e) { return fetcher.resident(store.record(to, e)); };
         route::choose_prefetch(guesses_, limits, resident, chosen_);
+        Pending& pending = pending_[to];
+        pending.made = !guesses_.empty();
+        pending.experts.clear();
+        for (const route::Likely& g : guesses_) pending.experts.push_back(g.expert);
         foreseen_.clear();
-        for (const route::Likely& g : chosen_) foreseen_.push_back({store.record(to, g.expert), g.weight});
+        size_t rank = 0;  // chosen_ is a part of guesses_, in its order
+        for (const route::Likely& g : chosen_) {
+            while (pending.experts[rank] != g.expert) ++rank;
+            foreseen_.push_back({store.record(to, g.expert), calibration_.sure(rank)});
+        }
         pass.hints += fetcher.foresee(foreseen_);
     });
+    if (timed == nullptr) return;
+    spent_ += timed->clock().now() - began;
+    acted_ = acted_ || pass.hints > hints || fetcher.spared() > spared;
 }
 
 }  // namespace sluice::exec

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "io/sim_engine.h"
+#include "route/trial.h"
 #include "sched/fetcher.h"
 #include "store/record_store.h"
 
@@ -203,7 +204,7 @@ class TimedRun {
             }
             fetcher.request(batch, parts_);
             if (!std::exchange(told, true)) {
-                foretell(v, pass);
+                if (tells()) foretell(v, pass);
                 commit(v, pass);
             }
             // As the executor does it: who is there first, then each as it comes.
@@ -224,10 +225,24 @@ class TimedRun {
         return {};
     }
 
+    // A token of decode is over: what it took, with reads of predictions so far.
+    void token(Nanos stall, Nanos wall, uint64_t predicted) {
+        const bool told = tells();
+        const Nanos cost = told ? rule_.foretold_cost * static_cast<Nanos>(routes_.sets.size()) : 0;
+        ++tokens_;
+        told_tokens_ += told ? 1 : 0;
+        trial_.token({.cost = static_cast<double>(stall + cost),
+                      .time = static_cast<double>(wall),
+                      .acted = predicted > std::exchange(predicted_, predicted)});
+    }
+    [[nodiscard]] uint64_t told_tokens() const { return told_tokens_; }
+
   private:
+    [[nodiscard]] bool tells() const { return rule_.foretold_layers > 0 && (!rule_.foretold_auto || trial_.on()); }
     // What the layers after visit `v` are going to want.
     void foretell(uint32_t v, const Pass& pass) {
         sched::Fetcher& fetcher = bench_.fetcher();
+        if (rule_.foretold_cost > 0) bench_.compute(rule_.foretold_cost);
         const auto n_sets = static_cast<uint32_t>(routes_.sets.size());
         for (uint32_t ahead = 1; ahead <= rule_.foretold_layers; ++ahead) {
             const uint32_t next = v + ahead;
@@ -236,7 +251,8 @@ class TimedRun {
             const Visit& visit = routes_.visits[next];
             const auto due = fetcher.scheduler().layers().expected(routes_.visits[v].set, visit.set, bench_.now());
             routes_.records(visit, next_);
-            for (const RecordId r : next_) {
+            for (RecordId& r : next_) {
+                if (tokens_ >= rule_.foretold_right) r = other(r, visit.set);
                 if (fetcher.resident(r)) continue;
                 (void)fetcher.scheduler().hint(r, {.cls = sched::Class::near,
                                                    .owner = {},
@@ -246,6 +262,11 @@ class TimedRun {
             }
         }
         fetcher.look();
+    }
+    // An expert of the same layer that is most likely not chosen.
+    [[nodiscard]] RecordId other(RecordId r, uint32_t set) const {
+        const uint32_t n = routes_.sets[set].n_expert;
+        return routes_.first[set] + (r - routes_.first[set] + n / 2) % n;
     }
     // The layer so far ahead in this token is sure to choose what it will choose.
     void commit(uint32_t v, const Pass& pass) {
@@ -270,6 +291,8 @@ class TimedRun {
     const Pieces pieces_;
     std::vector<RecordId> records_, waiting_, next_;
     std::vector<sched::Fetcher::Foreseen> committed_;
+    route::Trial trial_;
+    uint64_t tokens_ = 0, told_tokens_ = 0, predicted_ = 0;
     std::vector<sched::Scheduler::Part> parts_;
 };
 
@@ -317,6 +340,7 @@ Result<Timed> replay_timed(const Routes& routes, const model::Geometry* geometry
         sum.tokens += pass.tokens;
         sum.wall += (*bench)->now() - began;
         sum.stall += now.wait - before.wait;
+        if (!pass.prompt) run.token(now.wait - before.wait, (*bench)->now() - began, now.predicted_physical);
         sum.reading += now.busy - before.busy;
         sum.early_bytes += now.ahead_bytes - before.ahead_bytes;
         sum.early_used += now.used_bytes - before.used_bytes;
@@ -324,6 +348,7 @@ Result<Timed> replay_timed(const Routes& routes, const model::Geometry* geometry
         sum.read_bytes +=
             now.exact_physical + now.predicted_physical - before.exact_physical - before.predicted_physical;
     }
+    out.told_tokens = run.told_tokens();
     out.reads = fetcher.counters().reads;
     const cache::SlotCache& cache = fetcher.cache();
     out.brought = cache.n_resident() + cache.counters().evictions;

@@ -43,6 +43,9 @@ struct TimedRule {
     // With each layer's reads, the scheduler is told which experts the next so many layers will want: exactly, as no
     // predictor could. It reads them where exact reads leave room.
     uint32_t foretold_layers = 0;
+    Nanos foretold_cost = 0;               // that telling takes whoever computes, in each layer
+    uint64_t foretold_right = UINT64_MAX;  // tokens of decode; from then on others are told, as a bad predictor would
+    bool foretold_auto = false;            // only in tokens in which a route::Trial acts
     // Each layer of a token is committed to its choice so many layers before it (docs/prefetch.md): 0: when it comes.
     uint32_t committed_layers = 0;
 };
@@ -55,9 +58,10 @@ struct Timed {
     // Of the whole replay, prompts too: reads given to the drive, and experts that came into the cache. An expert is as
     // many reads as it has matrices, but for predictions, which go in chunks; more is something read twice.
     uint64_t reads = 0, brought = 0;
-    Nanos wall = 0;     // of all tokens
-    Nanos stall = 0;    // of it, with nothing to do but wait for a read
-    Nanos reading = 0;  // of it, with a read at the drive
+    uint64_t told_tokens = 0;  // that acted on what they were told
+    Nanos wall = 0;            // of all tokens
+    Nanos stall = 0;           // of it, with nothing to do but wait for a read
+    Nanos reading = 0;         // of it, with a read at the drive
     uint64_t slots = 0, arena_bytes = 0;
 
     [[nodiscard]] double per_token(double of_all) const {

@@ -76,9 +76,7 @@ void Scores::score(Predictor p, size_t set, const Guess& guess, const Chosen& ch
             // What was there when it was named, and is not any more, only had to be kept.
             if (!absent || (choice.read > 0 && reads * choice.read <= guess.idle)) ++s.missing_in_time;
         }
-        Rank& rank = ranks_[index(p)][std::min(i, kRanks - 1)];
-        ++rank.guesses;
-        rank.right += right ? 1 : 0;
+        ranks_[index(p)].note(i, right);
         if (i >= guess.confidence.size()) continue;
         const float said = std::clamp(guess.confidence[i], 0.0F, 1.0F);
         Bin& bin = bins_[index(p)][std::min(kBins - 1, static_cast<size_t>(said * static_cast<float>(kBins)))];
@@ -111,11 +109,6 @@ Score Scores::total(Predictor p) const {
 double Scores::cost(Predictor p) const {
     const Cost& c = costs_[index(p)];
     return c.guesses == 0 ? -1 : static_cast<double>(c.time) / static_cast<double>(c.guesses);
-}
-
-float Scores::confidence(Predictor p, size_t rank) const {
-    const Rank& r = ranks_[index(p)][std::min(rank, kRanks - 1)];
-    return static_cast<float>(r.right + 1) / static_cast<float>(r.guesses + 2);
 }
 
 }  // namespace sluice::route

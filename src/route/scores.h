@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "route/calibration.h"
 
 namespace sluice::route {
 
@@ -106,22 +107,18 @@ class Scores {
     [[nodiscard]] double cost(Predictor p) const;
     // How sure the guess's expert of this rank is, from how often that rank was right so far. Half where nothing is
     // known.
-    [[nodiscard]] float confidence(Predictor p, size_t rank) const;
+    [[nodiscard]] float confidence(Predictor p, size_t rank) const { return ranks_[index(p)].sure(rank); }
 
   private:
-    static constexpr size_t kRanks = 64;  // those beyond share the last one
     static size_t index(Predictor p) { return static_cast<size_t>(p); }
 
-    struct Rank {
-        uint64_t guesses = 0, right = 0;
-    };
     struct Cost {
         Nanos time = 0;
         uint64_t guesses = 0;
     };
     std::vector<std::array<Score, kPredictors>> sets_;
     std::array<std::array<Bin, kBins>, kPredictors> bins_{};
-    std::array<std::array<Rank, kRanks>, kPredictors> ranks_{};
+    std::array<Calibration, kPredictors> ranks_{};
     std::array<Cost, kPredictors> costs_{};
 };
 

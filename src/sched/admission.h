@@ -1,6 +1,7 @@
 // Owns: whether a speculative read may go to the device now.
 // Keeps: speculative bytes at the device never exceed the window, from which follows how long an exact read can be
-// delayed; speculation has only the bandwidth that exact reads leave; without a measured device there is none.
+// delayed; speculation has only the bandwidth that exact reads leave; what it reads in vain stays below a share of what
+// has to be read; without a measured device there is none.
 #pragma once
 
 #include <algorithm>
@@ -45,12 +46,17 @@ enum class Refusal : uint8_t {
     window_full,
     lanes_taken,
     no_bandwidth,
-    no_gap
+    no_gap,
+    too_much_in_vain,
 };
+inline constexpr size_t kRefusals = 9;
 
 class Admission {
   public:
-    explicit Admission(const DeviceModel& device) : device_(device), tokens_(static_cast<double>(device.window)) {}
+    explicit Admission(const DeviceModel& device)
+        : device_(device),
+          tokens_(static_cast<double>(device.window)),
+          allowance_(kAllowance * static_cast<double>(device.window)) {}
 
     // Whether a piece of `bytes` may go now. `exact_waiting`: exact reads are queued or at the device; `outstanding`:
     // all pieces there; `gap_end`: when the next exact reads are expected, kNoGap where nobody knows.
@@ -64,12 +70,16 @@ class Admission {
         if (gap_end < now + device_.service) return Refusal::no_gap;
         refill(now);
         if (tokens_ < bytes) return Refusal::no_bandwidth;
+        if (allowance_ < bytes) return Refusal::too_much_in_vain;
         return Refusal::none;
     }
     void submitted(uint32_t bytes) {
         in_flight_ += bytes;
         tokens_ -= bytes;
+        allowance_ -= bytes;
     }
+    // Bytes that speculation has read, or begun to, were wanted then.
+    void used(uint64_t bytes) { allow(static_cast<double>(bytes)); }
     void completed(uint32_t bytes) { in_flight_ -= std::min<uint64_t>(in_flight_, bytes); }
     // Bytes of a prediction that became exact are no longer speculation's.
     void promoted(uint32_t bytes_at_device) { completed(bytes_at_device); }
@@ -77,6 +87,7 @@ class Admission {
         refill(now);
         tokens_ -= bytes;  // exact demand comes out of the same bandwidth, and may overdraw it
         tokens_ = std::max(tokens_, -static_cast<double>(device_.window) * kDebt);
+        allow(kMostInVain * bytes);
     }
 
     // A prediction ended: used, or evicted unused. The switch looks at kJudged of them at a time. True if this turns
@@ -104,6 +115,10 @@ class Admission {
     [[nodiscard]] uint64_t times_switched_off() const { return switched_off_; }
     [[nodiscard]] const DeviceModel& device() const { return device_; }
 
+    // Bytes that are read for nothing, or not used yet, by bytes of exact reads: over any stretch of time at most this
+    // share of them, and kAllowance windows.
+    static constexpr double kMostInVain = 0.5;
+    static constexpr double kAllowance = 16;
     static constexpr uint32_t kJudged = 64;
     static constexpr double kOffBelow = 0.25;
     static constexpr uint32_t kRestLayers = 4096;
@@ -111,6 +126,9 @@ class Admission {
   private:
     static constexpr double kDebt = 8;
 
+    void allow(double bytes) {
+        allowance_ = std::min(allowance_ + bytes, kAllowance * static_cast<double>(device_.window));
+    }
     void refill(Nanos now) {
         if (now > last_) tokens_ += static_cast<double>(now - last_) * device_.bytes_per_ns;
         last_ = std::max(last_, now);
@@ -120,6 +138,7 @@ class Admission {
     DeviceModel device_;
     uint64_t in_flight_ = 0;
     double tokens_ = 0;
+    double allowance_ = 0;
     Nanos last_ = 0;
     bool off_ = false;
     uint32_t judged_ = 0, useful_ = 0, resume_in_ = 0;

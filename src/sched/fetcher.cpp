@@ -4,6 +4,7 @@
 #include <cassert>
 
 #include "base/log.h"
+#include "route/early_read.h"
 
 namespace sluice::sched {
 
@@ -39,7 +40,13 @@ void Fetcher::enter(uint32_t set, trace::Phase phase) {
     const auto next = [&](uint32_t s) { return s + 1 == n_sets ? 0 : s + 1; };
     // A set out of order is of another run, or of a graph that was given up: between the two lies no layer's time.
     if (set_ != kNoSet && next(set_) == set) layers.note(set_, now - entered_ - (waited - waited_));
+    if (set_ != kNoSet) {
+        constexpr double kKeep = 1 - 1.0 / 64;
+        wait_sum_ = kKeep * wait_sum_ + static_cast<double>(waited - waited_);
+        byte_sum_ = kKeep * byte_sum_ + static_cast<double>(scheduler_->counters().exact_physical - asked_);
+    }
     set_ = set;
+    asked_ = scheduler_->counters().exact_physical;
     entered_ = now;
     waited_ = waited;
     scheduler_->expect_exact(layers.expected(set, next(set), now).value_or(Admission::kNoGap));
@@ -71,9 +78,28 @@ uint32_t Fetcher::foresee(std::span<const Foreseen> records) {
     hint.layer = slots_->store().geometry().sets[set].layer;
     hint.deadline = at.value_or(kNoDeadline);
     uint32_t hinted = 0;
+    const DeviceModel& device = scheduler_->admission().device();
+    const double speed = bandwidth();
+    const bool may_read = at && device.measured() && speed > 0;
+    // When the drive would come to the first of them.
+    double free_at = static_cast<double>(clock_.now());
+    if (may_read) free_at += static_cast<double>(scheduler_->exact_pending() + scheduler_->guesses_pending()) / speed;
     for (const Foreseen& f : records) {
+        spared_ += slots_->cache().goes_next(f.record) ? 1 : 0;
         slots_->cache().order().retain(f.record);  // guests stay that until somebody wants them
-        if (!at || slots_->resident(f.record)) continue;
+        if (!may_read || slots_->resident(f.record)) continue;
+        const auto bytes = static_cast<double>(slots_->store().geometry().sets[set].record_bytes());
+        const double read = bytes / speed + static_cast<double>(device.service);
+        // What was read lately tells how much of a read is waited for; until then, all of it.
+        const double waited = byte_sum_ > 0 ? std::min(read, bytes * wait_sum_ / byte_sum_) : read;
+        const double ends = free_at + read;
+        if (!route::worth_reading({.sure = static_cast<double>(f.confidence),
+                                   .removes = waited,
+                                   .read = read,
+                                   .slack = static_cast<double>(*at) - ends,
+                                   .delay = std::min(read, static_cast<double>(device.worst_delay()))}))
+            continue;
+        free_at += bytes / speed;
         hint.confidence = f.confidence;
         hinted += scheduler_->hint(f.record, hint) ? 1 : 0;
     }

@@ -57,13 +57,16 @@ class Fetcher {
 
     // In decode, after what the entered set needs was asked for: these records of another set, most likely first, may
     // be wanted when that is entered next. Who is there keeps its slot until then; the others are read while the drive
-    // has nothing else to do, whole or not at all, and keep their slots likewise. Nobody waits for them. Returns how
-    // many are to be read: none while the layers' pace is not known.
+    // has nothing else to do, whole or not at all, and keep their slots likewise. Nobody waits for them. Read are only
+    // those that can be there in time and are sure enough that the wait they remove is more than what they may cause
+    // (route/early_read.h). Returns how many are to be read: none while the layers' pace is not known.
     struct Foreseen {
         RecordId record = kNoRecord;
-        float confidence = 0;
+        float confidence = 0;  // the chance that it is chosen, as such guesses have come true so far
     };
     uint32_t foresee(std::span<const Foreseen> records);
+    // Of those that were there, how many were the next to go.
+    [[nodiscard]] uint64_t spared() const { return spared_; }
     // The same for records that the set is sure to choose: they are read whatever the pace, and not as a guess.
     uint32_t commit(std::span<const Foreseen> records);
 
@@ -155,6 +158,10 @@ class Fetcher {
     std::vector<RecordId> ahead_records_;
     uint32_t set_ = kNoSet;  // entered last in decode, when, and the waits until then
     Nanos entered_ = 0, waited_ = 0;
+    uint64_t asked_ = 0;  // bytes of exact reads until then
+    // Of decode's blocks lately: waiting, and bytes that were read because a router had chosen them.
+    double wait_sum_ = 0, byte_sum_ = 0;
+    uint64_t spared_ = 0;
 };
 
 }  // namespace sluice::sched

@@ -141,6 +141,9 @@ void Scheduler::add_waiter(Index i, Batch& batch) {
     tickets_[i].first_waiter = w;
     ++tickets_[i].waiters;
     ++batch.pending_;
+    if (!tickets_[i].early) return;
+    batch.due_ = batch.early_ == 0 ? tickets_[i].due : std::max(batch.due_, tickets_[i].due);
+    ++batch.early_;
 }
 
 void Scheduler::remove_waiters(Index i, const std::function<bool(const Batch&)>& gone) {
@@ -154,6 +157,7 @@ void Scheduler::remove_waiters(Index i, const std::function<bool(const Batch&)>&
         }
         *link = waiters_[w].next;
         --waiters_[w].batch->pending_;
+        if (t.early) --waiters_[w].batch->early_;
         --t.waiters;
         free_waiters_.push_back(w);
     }
@@ -167,6 +171,7 @@ void Scheduler::end_waiting(Index i, const Status& status) {
         t.first_waiter = waiters_[w].next;
         Batch& b = *waiters_[w].batch;
         --b.pending_;
+        if (t.early) --b.early_;
         if (b.status_.ok() && !status.ok()) b.status_ = status;
         free_waiters_.push_back(w);
     }
@@ -212,7 +217,9 @@ void Scheduler::used(RecordId record, ComponentMask which) {
          left &= static_cast<ComponentMask>(left - 1)) {
         const auto component = static_cast<uint32_t>(std::countr_zero(left));
         const bool useful = slots_.ready(record, component);
-        (useful ? counters_.used_bytes : counters_.rejected_bytes) += slots_.store().extent(record, component).bytes;
+        const uint64_t bytes = slots_.store().extent(record, component).bytes;
+        (useful ? counters_.used_bytes : counters_.rejected_bytes) += bytes;
+        if (useful) admission_.used(bytes);
         judge(useful);
     }
     predicted_unused_[record] &= static_cast<ComponentMask>(~which);
@@ -239,6 +246,10 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
     const Nanos deadline = std::min(t.deadline, wish.deadline);
     if (!is_exact(t.cls)) {
         const bool whole = t.asked >= t.physical;
+        if (t.asked > 0 && t.waiters == 0) {
+            t.early = true;
+            t.due = t.deadline;
+        }
         // The device cannot be told; what is there no longer counts as speculation, what is not goes first.
         for (Piece& p : pieces_) {
             if (p.ticket != i) continue;
@@ -251,6 +262,7 @@ void Scheduler::promote(Index i, const Wish& wish, Batch& batch) {
             t.predicted = t.promoted = t.asked > 0;
             if (whole) ++counters_.late_promotions;
             admission_.promoted(t.asked - t.arrived);
+            admission_.used(t.asked);
             judge(true);
         }
         if (t.asked > 0) counters_.used_bytes += t.cls == Class::ahead ? 0 : t.bytes;
@@ -393,6 +405,16 @@ uint64_t Scheduler::exact_pending() const {
     uint64_t bytes = 0;
     for (const Piece& p : pieces_) bytes += p.ticket != kNone && !p.speculative ? p.length : 0;
     for (const Class cls : {Class::page, Class::exact}) {
+        for (Index i = queues_[place_of(cls)].head; i != kNone; i = tickets_[i].next)
+            bytes += tickets_[i].physical - tickets_[i].asked;
+    }
+    return bytes;
+}
+
+uint64_t Scheduler::guesses_pending() const {
+    uint64_t bytes = 0;
+    for (const Piece& p : pieces_) bytes += p.ticket != kNone && p.speculative ? p.length : 0;
+    for (const Class cls : {Class::near, Class::speculative, Class::warming}) {
         for (Index i = queues_[place_of(cls)].head; i != kNone; i = tickets_[i].next)
             bytes += tickets_[i].physical - tickets_[i].asked;
     }
@@ -835,12 +857,18 @@ Status Scheduler::wait_some(Batch& batch, trace::Pass* pass, Stop stop) {
     return batch.done() ? batch.status() : wait_until(batch, batch.pending_ - 1, pass, stop);
 }
 
-size_t Scheduler::wait_and_handle(trace::Pass* pass, Stop stop) {
+// Where only reads are left that had begun before they were wanted, the wait is for what of them does not fit.
+trace::Part Scheduler::waits_for(const Batch& batch) const {
+    if (batch.early_ == 0 || batch.early_ < batch.pending_) return trace::Part::wait_read;
+    return clock_.now() > batch.due_ ? trace::Part::wait_late : trace::Part::wait_join;
+}
+
+size_t Scheduler::wait_and_handle(trace::Pass* pass, Stop stop, trace::Part part) {
     std::array<io::Completion, kPieces> done;
     const Nanos t0 = clock_.now();
     size_t n = 0;
     {
-        const trace::MaybeDuring waiting(pass != nullptr ? &pass->ledger : nullptr, trace::Part::wait_read);
+        const trace::MaybeDuring waiting(pass != nullptr ? &pass->ledger : nullptr, part);
         n = stop.possible() ? engine_.wait_for(done, kStopInterval) : engine_.wait(done);
     }
     counters_.wait += clock_.now() - t0;
@@ -878,7 +906,7 @@ Status Scheduler::wait_until(Batch& batch, uint32_t pending, trace::Pass* pass, 
             abandon(batch);
             return error(Code::cancelled, "stopped while reading");
         }
-        (void)wait_and_handle(pass, stop);
+        (void)wait_and_handle(pass, stop, waits_for(batch));
     }
     return batch.status();
 }

@@ -53,7 +53,7 @@ struct SchedCounters {
     uint64_t late = 0;            // predictions that became exact and came after their deadline
     uint64_t rejected_bytes = 0;  // predicted bytes that went unused
     uint64_t used_bytes = 0;      // predicted or committed bytes that were wanted when they had come, or on their way
-    std::array<uint64_t, 8> refused{};  // pieces of speculation held back, by Refusal
+    std::array<uint64_t, kRefusals> refused{};  // pieces of speculation held back, by Refusal
 };
 
 // Which reads are compared with the store's checksums, where it has any, before their bytes are published. What was
@@ -78,6 +78,8 @@ class Batch {
     friend class Scheduler;
     Owner owner_;
     uint32_t pending_ = 0;
+    uint32_t early_ = 0;  // of those, reads that had begun before they were wanted
+    Nanos due_ = 0;       // when the last of these was to be there
     Status status_;
 };
 
@@ -150,6 +152,8 @@ class Scheduler {
 
     // Bytes of exact reads that have not come yet.
     [[nodiscard]] uint64_t exact_pending() const;
+    // The same of guesses.
+    [[nodiscard]] uint64_t guesses_pending() const;
     [[nodiscard]] bool hinted() const { return hints() > 0; }
 
     // Handles what has ended, without waiting.
@@ -244,7 +248,8 @@ class Scheduler {
     void note_rescue(const Ticket& t);
     void submit();
     void handle(std::span<const io::Completion> done, trace::Pass* pass);
-    size_t wait_and_handle(trace::Pass* pass, Stop stop);
+    size_t wait_and_handle(trace::Pass* pass, Stop stop, trace::Part part = trace::Part::wait_read);
+    [[nodiscard]] trace::Part waits_for(const Batch& batch) const;
     void piece_done(const io::Completion& done, Nanos now, trace::Pass* pass);
     void attempt_over(Index t, trace::Pass* pass);
     void publish(Index t, trace::Pass* pass);

@@ -88,7 +88,9 @@ struct Ticket {
     TicketState state = TicketState::free;
     bool joined = false;
     bool promoted = false;
-    bool orphan = false;  // its owner is gone; its buffer stays until the device is done
+    bool early = false;       // a part was at the device, or had been, before anybody wanted it
+    Nanos due = kNoDeadline;  // then: when it was to be there
+    bool orphan = false;      // its owner is gone; its buffer stays until the device is done
 
     // Machinery of the scheduler.
     uint32_t generation = 0;

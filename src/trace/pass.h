@@ -51,8 +51,9 @@ struct Pass {
     int64_t lookups = 0, hits = 0, joins = 0;
     int64_t reads = 0, retries = 0;
     int64_t exact_bytes = 0, exact_physical = 0, engine_bytes = 0;
-    bool predicts = false;  // somebody has predicted something
-    int64_t hints = 0;      // records
+    bool predicts = false;            // somebody has predicted something
+    int64_t hints = 0;                // records
+    std::optional<int64_t> guess_on;  // tokens whose guesses were acted on; nothing where that is not found out
     int64_t predicted_bytes = 0, predicted_physical = 0, predicted_used = 0, rejected_bytes = 0, late = 0;
     // What route-ahead did; nothing where it is off.
     struct RouteAhead {
@@ -104,6 +105,7 @@ struct Pass {
         predicts = false;
         hints = predicted_bytes = predicted_physical = predicted_used = rejected_bytes = late = 0;
         route_ahead.reset();
+        guess_on.reset();
         evictions = evictions_shrink = evictions_predicted = 0;
         rereads = waves = 0;
         blocks_micro = blocks_macro = ahead_bytes = 0;

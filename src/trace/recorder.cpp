@@ -141,6 +141,7 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
             row.hints = pass.hints;
             row.late = pass.late;
         }
+        if (pass.guess_on) row.guess_on = *pass.guess_on;
         if (pass.predicts || pass.route_ahead) row.predicted_used = pass.predicted_used;
         if (pass.route_ahead) {
             const Pass::RouteAhead& ra = *pass.route_ahead;

@@ -63,7 +63,7 @@ struct Row {
     Measure kernel_bytes;  // growth of /proc/self/io read_bytes since the sample before
 
     Measure lookups;  // distinct experts, per layer
-    Measure hits, misses, joins, hints, late;
+    Measure hits, misses, joins, hints, guess_on, late;
     Measure reads;
     Measure evictions_capacity, evictions_shrink, evictions_speculative;
     Measure rereads;                     // records brought in again after an eviction

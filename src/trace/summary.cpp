@@ -138,6 +138,10 @@ std::string summary_text(const Book& book, const SummaryExtras& extras) {
             "moe-prefetch: {} experts hinted, {} read for that, {} of it used, {} evicted unused; {} reads came late\n",
             sum.hints.value(), mib(sum.predicted_bytes), percent(sum.predicted_used, sum.predicted_bytes),
             mib(sum.rejected_bytes), sum.late.or_zero());
+        if (sum.guess_on.known()) {
+            out += fmt::format("moe-prefetch: auto acted on guesses in {} of {} tokens\n", sum.guess_on.value(),
+                               sum.tokens.or_zero());
+        }
     }
     if (const Row& sum = decode.sum; sum.ra_committed.known()) {
         const auto per_token = [&](Measure time) {

@@ -67,8 +67,8 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--predict-log", {"1", "0"}},
         {"--predict-model", {"m.gate"}},
         {"--prefill-mode", {"auto", "macro", "micro"}},
-        {"--prefetch", {"0", "1", "64"}},
-        {"--predict-prefetch", {"1", "0"}},
+        {"--prefetch", {"0", "1", "64", "auto"}},
+        {"--predict-prefetch", {"on", "off", "auto"}},
         {"--predict-spec-max", {"0", "2", "64"}},
         {"--route-ahead", {"0", "1", "64"}},
         {"--route-ahead-weights", {"router", "predicted"}},
@@ -103,6 +103,44 @@ TEST(Options, AValueGoesRoundTheTable) {
             EXPECT_EQ(o.get(config), text) << o.flag;
         }
     }
+}
+
+// A switch that may be given a word takes the next argument only if it is one.
+TEST(Options, ASwitchMayBeGivenAWord) {
+    const auto given = [](std::vector<std::string> arguments, std::vector<std::string> rest = {}) {
+        Config config;
+        EXPECT_TRUE(take_options(config, arguments, Place::run).ok());
+        EXPECT_EQ(arguments, rest);
+        return find_option("--predict-prefetch")->get(config);
+    };
+    EXPECT_EQ(given({"--predict-prefetch"}), "on");
+    EXPECT_EQ(given({"--predict-prefetch", "auto"}), "auto");
+    EXPECT_EQ(given({"--predict-prefetch", "off"}), "off");
+    EXPECT_EQ(given({"--predict-prefetch=auto"}), "auto");
+    EXPECT_EQ(given({"--predict-prefetch", "-n", "4"}, {"-n", "4"}), "on");
+    EXPECT_EQ(given({"--predict-prefetch", "auto", "--predict-prefetch"}), "on") << "what stands later counts";
+    EXPECT_EQ(given({"--prefetch", "auto", "--prefetch", "0", "--predict-prefetch", "auto"}), "auto");
+    Config config;
+    std::vector<std::string> wrong{"--predict-prefetch=sometimes"};
+    const Status s = take_options(config, wrong, Place::run);
+    EXPECT_NE(s.message().find("one of on, off, auto"), std::string::npos) << s.message();
+}
+
+TEST(Options, AutoIsOfTheGuessesThatAreOn) {
+    Config config;
+    std::vector<std::string> a{"--prefetch", "auto"};
+    ASSERT_TRUE(take_options(config, a, Place::run).ok());
+    EXPECT_EQ(config.prefetch, 1U);
+    EXPECT_TRUE(config.prefetch_auto);
+    EXPECT_EQ(find_option("--prefetch")->get(config), "auto");
+    EXPECT_EQ(find_option("--predict-prefetch")->get(config), "off");
+    EXPECT_TRUE(validate(config).ok());
+    a = {"--prefetch", "2"};
+    ASSERT_TRUE(take_options(config, a, Place::run).ok());
+    EXPECT_FALSE(config.prefetch_auto);
+    Config none;
+    none.prefetch_auto = true;
+    EXPECT_FALSE(validate(none).ok());
 }
 
 TEST(Options, WhatMeansNothingInAPlaceIsAnError) {

@@ -65,7 +65,7 @@ uint64_t cache_for(const std::string& name, double share) {
     return slot * std::max<uint64_t>(1, static_cast<uint64_t>(static_cast<double>(experts) * share));
 }
 
-std::vector<std::string> g_said;
+std::vector<std::string> g_said, g_info;
 
 struct Outcome {
     bool ok = false;
@@ -160,8 +160,10 @@ class ForesightTest : public ::testing::Test {
   protected:
     ForesightTest() {
         g_said.clear();
+        g_info.clear();
         set_log_sink([](LogLevel level, const std::string& line) {
             if (level <= LogLevel::warn) g_said.push_back(line);
+            g_info.push_back(line);
         });
     }
     ~ForesightTest() override {
@@ -221,13 +223,14 @@ TEST_F(ForesightTest, GuessesChangeNoLogit) {
         ASSERT_TRUE(want.ok) << name;
         measured();
         const std::string nonsense = write_nonsense(name);
-        for (const int kind : {0, 1, 2, 3}) {
+        for (const int kind : {0, 1, 2, 3, 4}) {
             Config guessing = config;
             guessing.cache_bytes = cache_for(name, kind == 1 ? 0.7 : 0.4);
             guessing.prefetch = kind < 2 ? static_cast<unsigned>(1 + kind) : 0;
             guessing.predict_prefetch = kind >= 2;
             if (kind == 3) guessing.predict_model = nonsense;
             guessing.predict_log = kind == 3;
+            guessing.prefetch_auto = kind == 4;
             guessing.overlap = kind != 1;
             const Outcome got = run(name, guessing);
             ASSERT_TRUE(got.ok) << name;
@@ -251,6 +254,30 @@ TEST_F(ForesightTest, AnotherModelsCorrectionIsRefused) {
     EXPECT_TRUE(said("it was trained for the model")) << (g_said.empty() ? "nothing was said" : g_said.front());
     EXPECT_TRUE(said("sluice predict train"));
     std::filesystem::remove(config.predict_model);
+}
+
+// With auto, guesses are tried after some tokens and say so; whether they are kept is for the machine to say, the
+// logits are the same.
+TEST_F(ForesightTest, AutoTriesAndTells) {
+    const std::string name = "qwen3moe-deep-f16";
+    Config config;
+    config.cache_bytes = cache_for(name, 0.4);
+    const Outcome want = run(name, config, 100);
+    measured();
+    for (const bool stale_gate : {false, true}) {
+        g_info.clear();
+        config.prefetch_auto = true;
+        config.predict_prefetch = stale_gate;
+        config.prefetch = stale_gate ? 0 : 1;
+        const Outcome got = run(name, config, 100);
+        ASSERT_TRUE(got.ok && want.ok);
+        EXPECT_TRUE(same(got.logits, want.logits));
+        EXPECT_TRUE(got.decode.guess_on.known());
+        EXPECT_GT(got.decode.guess_on.or_zero(), 0) << "a trial begins after 64 tokens";
+        EXPECT_LT(got.decode.guess_on.or_zero(), 36);
+        const auto told = [](const std::string& s) { return s.starts_with("moe-prefetch auto: on for "); };
+        EXPECT_EQ(std::count_if(g_info.begin(), g_info.end(), told), 1);
+    }
 }
 
 TEST_F(ForesightTest, AnUnmeasuredDriveIsSaid) {

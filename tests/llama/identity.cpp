@@ -28,6 +28,7 @@
 #include <tuple>
 #include <vector>
 
+#include "backend/model_state.h"
 #include "base/log.h"
 #include "model/geometry.h"
 #include "store/pack_build.h"
@@ -54,21 +55,30 @@ std::string name(const Flags& f) {
            (f.flash ? " fa" : " no-fa");
 }
 
-// How experts are computed while others are read, and how a prompt's are read.
+// How experts are computed while others are read, how a prompt's are read, and whose are read before they are chosen.
 struct Mode {
     const char* name;
     bool overlap;
     unsigned wave;
     sluice::PrefillMode prefill;
+    unsigned prefetch = 0;
+    bool predict_prefetch = false;
+    bool prefetch_auto = false;
 };
 using enum sluice::PrefillMode;
+// Of a drive that may read in vain as it likes, so that guesses are acted on wherever this runs.
+constexpr sluice::sched::DeviceModel kDrive{
+    .bytes_per_ns = 1, .service = 1000, .chunk = 1U << 20U, .window = 8U << 20U, .lanes = 16};
 constexpr Mode kModes[] = {{"as they come", true, 1, automatic},
                            {"in twos", true, 2, macro},
                            {"in fours", true, 4, automatic},
                            {"all at once", true, 64, automatic},
                            {"no overlap", false, 0, automatic},
                            {"macro", true, 1, macro},
-                           {"micro", true, 1, micro}};
+                           {"micro", true, 1, micro},
+                           {"prefetch", true, 1, automatic, 2},
+                           {"predict-prefetch", true, 1, automatic, 0, true},
+                           {"predict auto", true, 1, automatic, 0, true, true}};
 
 // A copy of the model in a directory of its own, which disappears with this.
 class Copied {
@@ -376,6 +386,9 @@ int main(int argc, char** argv) {
 
     int failures = 0;
     sluice::set_log_sink(keep_line);
+    sluice::backend::Foresight foresight;
+    foresight.device = kDrive;
+    sluice::backend::set_foresight(foresight);
     for (const auto& [flags, size, mode, guessing] : cases) {
         g_lines.clear();
         sluice::Config config;
@@ -384,6 +397,9 @@ int main(int argc, char** argv) {
         config.wave = mode.wave;
         config.prefill_mode = mode.prefill;
         config.predict_log = guessing;
+        config.prefetch = mode.prefetch;
+        config.predict_prefetch = mode.predict_prefetch;
+        config.prefetch_auto = mode.prefetch_auto;
         if (copied) {
             config.store = copied->store();
             config.mirrors = copied->mirrors();
@@ -407,12 +423,12 @@ int main(int argc, char** argv) {
             right && got.ok && got.logits.size() == want.logits.size() && differing == 0 && got.state == want.state;
         if (!same) {
             ++failures;
-            std::printf("DIFFERS  %-22s %-18s %-14s ran %d, control %s, logits %zu of %zu differ, state %s %s\n",
+            std::printf("DIFFERS  %-22s %-18s %-16s ran %d, control %s, logits %zu of %zu differ, state %s %s\n",
                         name(flags).c_str(), size.name, mode.name, got.ok ? 1 : 0, right ? "complete" : "not complete",
                         differing, want.logits.size(), got.state == want.state ? "same" : "differs",
                         sluice::last_error().c_str());
         } else {
-            std::printf("same     %-22s %-18s %-14s%s %zu logits\n", name(flags).c_str(), size.name, mode.name,
+            std::printf("same     %-22s %-18s %-16s%s %zu logits\n", name(flags).c_str(), size.name, mode.name,
                         guessing ? " guessing" : "", want.logits.size());
         }
     }

@@ -87,7 +87,7 @@ class RecordTest(unittest.TestCase):
             for name, column in (("lookups", "lookups"), ("hits", "hits"), ("physical_bytes", "exact_physical_bytes"),
                                  ("routed_ns", "routed_ns")):
                 self.assertEqual(sum(row["layers"][name]), row[column], name)
-            self.assertEqual(sum(row["layers"]["wait_ns"]), row["wait_read_ns"])
+            self.assertEqual(sum(row["layers"]["wait_ns"]), row["wait_read_ns"] + row["wait_join_ns"] + row["wait_late_ns"])
         return rows
 
     def test_the_whole_loop_adds_up(self):

@@ -144,6 +144,63 @@ TEST(TimedReplay, WhatIsForetoldIsReadAhead) {
     EXPECT_EQ(with.wall, with.stall + 40 * (20'000 + 200));
 }
 
+// What --prefetch auto goes by, with the real cache and scheduler: is adopted where guesses save waiting, is not where
+// they cost, and follows a predictor that turns bad. Against never guessing it loses 2 % at most.
+TEST(TimedReplay, GuessesAreActedOnWhileThatPays) {
+    std::string rows;
+    uint64_t state = 5;
+    const auto random = [&](uint64_t n) {
+        state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+        return (state >> 33U) % n;
+    };
+    for (int t = 0; t < 3000; ++t) {
+        for (int layer = 0; layer < 4; ++layer) {
+            // Some experts are chosen more often than others.
+            const uint64_t first = random(32) * random(32) / 32, second = (first + 1 + random(31)) % 32;
+            rows += fmt::format("0,1,{0},{1},0,{2}\n0,1,{0},{1},1,{3}\n", t, layer, first, second);
+        }
+    }
+    std::istringstream in(
+        "# route_trace v1\n# model=some.gguf arch=qwen3moe n_layer=4 n_expert=32 n_expert_used=2\n"
+        "# layer=0 expert_bytes=1536\n# layer=1 expert_bytes=1536\n# layer=2 expert_bytes=1536\n"
+        "# layer=3 expert_bytes=1536\nturn,phase,step,layer,slot,expert\n" +
+        rows);
+    const auto routes = read_routes(in, "made");
+    ASSERT_TRUE(routes.ok()) << routes.status().message();
+    Drive d = drive(4);
+    d.latency = 100'000;
+    const Compute c{.dense = 2'000'000, .experts = 200'000};
+    TimedRule off, always;
+    always.foretold_layers = 1;
+    always.foretold_cost = 10'000;
+    TimedRule trial = always;
+    trial.foretold_auto = true;
+    const auto with = [&](const TimedRule& rule) { return timed(*routes, 40, d, c, rule); };
+    const Timed never = with(off), good = with(always), found = with(trial);
+    EXPECT_EQ(never.told_tokens, 0U);
+    EXPECT_EQ(good.told_tokens, 3000U);
+    ASSERT_LT(good.wall, never.wall / 100 * 95) << "guesses do pay here";
+    EXPECT_GE(found.told_tokens, 2200U);
+    EXPECT_LT(found.wall - good.wall, (never.wall - good.wall) / 3)
+        << never.wall << " " << found.wall << " " << good.wall;
+
+    always.foretold_right = trial.foretold_right = 0;
+    always.foretold_cost = trial.foretold_cost = 200'000;
+    const Timed bad = with(always), refused = with(trial);
+    ASSERT_GT(bad.wall, never.wall / 100 * 105) << "guesses do cost here";
+    EXPECT_LE(refused.wall, never.wall / 100 * 102);
+    EXPECT_LE(refused.told_tokens, 300U);
+
+    trial.foretold_right = 1500;
+    trial.foretold_cost = 30'000;
+    const Timed turns = with(trial);
+    EXPECT_GE(turns.told_tokens, 1000U);
+    EXPECT_LE(turns.told_tokens, 2000U);
+    EXPECT_LE(turns.wall, never.wall / 100 * 102);
+    const Timed again = with(trial);
+    EXPECT_EQ(again.wall, turns.wall);
+}
+
 // Reading early what a layer is sure to choose costs no bytes: real routes, caches of a usual size, a drive that is
 // hard pressed and one that is not. What is read early is used, and nothing is read twice.
 TEST(TimedReplay, CommittedChoicesAreReadEarlyAtNoCost) {

@@ -21,7 +21,8 @@ class Rows final : public trace::Sink {
     std::vector<trace::Row> rows;
 };
 
-constexpr trace::PartMask kParts = trace::parts_of(Part::wait_read, Part::convert, Part::manage, Part::record);
+constexpr trace::PartMask kParts =
+    trace::parts_of(Part::wait_read, Part::wait_join, Part::wait_late, Part::convert, Part::manage, Part::record);
 
 class AccountingTest : public SimulatedModel {
   protected:
@@ -100,6 +101,50 @@ TEST_F(AccountingTest, PartsSumToWallAndBytesToTheDevice) {
         EXPECT_EQ(static_cast<uint64_t>(bytes), engine_->counters().bytes);
         EXPECT_EQ(static_cast<uint64_t>(reads), engine_->counters().reads);
     }
+}
+
+// A read that had begun before it was wanted is waited for in parts of its own, and the sum stays exact.
+TEST_F(AccountingTest, WaitsForWhatHadBegunEarlyStandApart) {
+    constexpr DeviceModel kDevice{.bytes_per_ns = 1, .service = 1000, .chunk = 8192, .window = 1 * MiB, .lanes = 16};
+    const auto visit_hinted = [&](Nanos deadline, Nanos before_it_is_wanted, std::vector<RecordId> also) {
+        rows_->clear();
+        auto fetcher = make(1 * MiB, {}, false, kDevice);
+        Scheduler& scheduler = fetcher->scheduler();
+        const RecordId r = store_->record(1, 2);
+        scheduler.expect_exact(clock_.now() + 10'000'000);
+        EXPECT_TRUE(scheduler.hint(
+            r, {.cls = Class::near, .owner = {}, .layer = 1, .confidence = 1, .deadline = clock_.now() + deadline}));
+        scheduler.pump();
+        EXPECT_GT(engine_->outstanding(), 0U);
+        clock_.advance_to(clock_.now() + before_it_is_wanted);
+        pass_.ledger.start();
+        also.push_back(r);
+        EXPECT_TRUE(visit(*fetcher, also).ok());
+        recorder_.commit(pass_, {.phase = trace::Phase::decode, .output_tokens = 1, .text = "", .last = false});
+        return rows_->back();
+    };
+    const auto part = [](const trace::Row& row, Part p) { return row.parts[static_cast<size_t>(p)].or_zero(); };
+    const auto sum = [](const trace::Row& row) {
+        int64_t all = 0;
+        for (const trace::Measure& m : row.parts) all += m.or_zero();
+        return all;
+    };
+    const trace::Row joined = visit_hinted(5'000'000, 0, {});
+    EXPECT_GT(part(joined, Part::wait_join), 0);
+    EXPECT_EQ(part(joined, Part::wait_read), 0);
+    EXPECT_EQ(part(joined, Part::wait_late), 0);
+    EXPECT_EQ(sum(joined), joined.wall.value());
+
+    const trace::Row late = visit_hinted(20'000, 50'000, {});
+    EXPECT_GT(part(late, Part::wait_late), 0);
+    EXPECT_EQ(part(late, Part::wait_join), 0);
+    EXPECT_EQ(part(late, Part::wait_read), 0);
+    EXPECT_EQ(sum(late), late.wall.value());
+
+    // While anything is missing that only the router asked for, that is what is waited for.
+    const trace::Row both = visit_hinted(5'000'000, 0, {store_->record(1, 0), store_->record(1, 4)});
+    EXPECT_GT(part(both, Part::wait_read), 0);
+    EXPECT_EQ(sum(both), both.wall.value());
 }
 
 TEST_F(AccountingTest, EveryReadIsToldWithItsLatency) {

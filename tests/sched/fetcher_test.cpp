@@ -235,6 +235,115 @@ TEST_F(ForesightTest, WithoutAKnownPaceNothingIsReadButWhatIsThereStays) {
     EXPECT_EQ(engine_->counters().reads, 0U);
 }
 
+// R22: a guess is read only where it is sure enough for what it may cost, and can be there in time.
+TEST_F(ForesightTest, OnlyWhatIsWorthItIsRead) {
+    start();
+    const RecordId a = store_->record(1, 1), b = store_->record(1, 2);
+    visit(0, {1}, {{a, 0.9F}, {b, 0.001F}});
+    EXPECT_EQ(hinted_, 1U);
+    fetcher_->settle();
+    EXPECT_TRUE(fetcher_->resident(a));
+    EXPECT_FALSE(fetcher_->resident(b));
+}
+
+TEST_F(ForesightTest, NoGuessIsReadThatCannotBeThereInTime) {
+    start();
+    fetcher_->enter(0, trace::Phase::decode);
+    const Nanos due = clock_.now() + 2'000'000;
+    clock_.advance_to(due - 150'000);
+    std::vector<Fetcher::Foreseen> all;
+    for (uint32_t e = 0; e < kExperts; ++e) all.push_back({store_->record(1, e), 1});
+    const uint32_t hinted = fetcher_->foresee(all);
+    EXPECT_GT(hinted, 0U);
+    EXPECT_LT(hinted, kExperts - 1U);
+    fetcher_->look();
+    while (engine_->outstanding() > 0) (void)fetcher_->wait_for_any();
+    for (const io::SimRead& read : engine_->history()) {
+        const bool guess = read.op.priority == io::Priority::speculative;
+        EXPECT_TRUE(!guess || read.finished <= due) << read.finished - due;
+    }
+    EXPECT_EQ(fetcher_->counters().dropped_deadline, 0U) << "none that was asked for turned out to be too late";
+    clock_.advance_to(clock_.now() + 300'000);
+    EXPECT_EQ(fetcher_->foresee(all), 0U);
+}
+
+// Where layers never stand still for reads there is no wait that a guess could remove.
+TEST_F(ForesightTest, WhereNothingWaitsNothingIsReadEarly) {
+    start();
+    for (int n = 0; n < 2000; ++n) {
+        fetcher_->enter(static_cast<uint32_t>(n % 2), trace::Phase::decode);
+        std::vector<RecordId> want{store_->record(static_cast<uint32_t>(n % 2), 5)};
+        ASSERT_EQ(fetcher_->lease(want), 1U);
+        Batch batch;
+        fetcher_->request(batch, std::vector<Scheduler::Part>{{want[0], kAll}});
+        ASSERT_TRUE(batch.done());
+        fetcher_->release(want);
+        clock_.advance_to(clock_.now() + 2'000'000);
+    }
+    // One miss, whose read is over when somebody looks.
+    fetcher_->enter(0, trace::Phase::decode);
+    std::vector<RecordId> want{store_->record(0, 0)};
+    ASSERT_EQ(fetcher_->lease(want), 1U);
+    Batch batch;
+    fetcher_->request(batch, std::vector<Scheduler::Part>{{want[0], kAll}});
+    clock_.advance_to(clock_.now() + 2'000'000);
+    fetcher_->look();
+    ASSERT_TRUE(batch.done());
+    fetcher_->release(want);
+    fetcher_->enter(1, trace::Phase::decode);
+    EXPECT_EQ(fetcher_->foresee({{{store_->record(0, 3), 0.9F}}}), 0U);
+}
+
+// R24: guesses that are always wrong, an idle drive and all the time in the world.
+TEST_F(ForesightTest, WhatIsReadInVainIsAShareOfWhatHasToBeRead) {
+    const DeviceModel small{.bytes_per_ns = 1, .service = 105'000, .chunk = 8192, .window = 16384, .lanes = 16};
+    fetcher_ = make(5 * 3 * align_up(5003 + 4095, 4096), {}, false, small);
+    for (uint32_t n = 0; n < 400; ++n) {
+        for (const uint32_t set : {0U, 1U}) {
+            std::vector<Fetcher::Foreseen> wrong;
+            for (uint32_t e = 3; e < kExperts; ++e) wrong.push_back({store_->record(1 - set, e), 0.9F});
+            // However few are used, they are tried again at once.
+            for (uint32_t i = 0; i < Admission::kRestLayers; ++i) (void)fetcher_->scheduler().admission().layer();
+            visit(set, {n % 3}, wrong);
+        }
+    }
+    const auto& history = engine_->history();
+    uint64_t in_vain = 0;
+    const double most = Admission::kAllowance * static_cast<double>(small.window);
+    double owed = 0;  // the largest excess over any stretch of the past, up to here
+    for (const io::SimRead& read : history) {
+        const bool guess = read.op.priority == io::Priority::speculative;
+        in_vain += guess ? read.op.length : 0;
+        owed = std::max(0.0, owed + (guess ? 1 : -Admission::kMostInVain) * static_cast<double>(read.op.length));
+        ASSERT_LE(owed, most);
+    }
+    EXPECT_GT(in_vain, 0U);
+    EXPECT_EQ(fetcher_->counters().predicted_physical, in_vain);
+}
+
+TEST(AdmissionTest, ReadsInVainAreBoundedByExactOnes) {
+    Admission admission({.bytes_per_ns = 1, .service = 10, .chunk = 100, .window = 1000, .lanes = 16});
+    Nanos now = 0;
+    const auto ask = [&] {
+        now += 1'000'000;
+        return admission.ask(100, now, false, 0, now + 1'000'000);
+    };
+    const auto read = [&] {
+        admission.submitted(100);
+        admission.completed(100);
+    };
+    uint32_t n = 0;
+    for (; ask() == Refusal::none && n < 1000; ++n) read();
+    EXPECT_EQ(n, 160U) << "kAllowance windows at first";
+    EXPECT_EQ(ask(), Refusal::too_much_in_vain);
+    admission.exact(1000, now);
+    n = 0;
+    for (; ask() == Refusal::none && n < 1000; ++n) read();
+    EXPECT_EQ(n, 5U) << "then kMostInVain of what has to be read";
+    admission.used(100);
+    EXPECT_EQ(ask(), Refusal::none) << "what was of use was not in vain";
+}
+
 // With room for few experts: who is expected outlives who was used since, and a guess pushes out nobody expected.
 TEST_F(ForesightTest, WhatIsExpectedKeepsItsSlot) {
     start(1 * MiB, 2);
