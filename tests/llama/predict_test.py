@@ -11,7 +11,7 @@ import tempfile
 
 
 def run(arguments, record, extra, environment=None):
-    command = [arguments.sluice, "run", "-m", arguments.model, "-p", "And it came to pass", "-n", "24", "--cache-mb", "2", "--temp", "0",
+    command = [arguments.sluice, "run", "-m", arguments.model, "-p", "And it came to pass", "-n", "24", "--cache-mb", "2", "--temp", "0", "-t", "1",
                "--record", record, *extra]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={**os.environ, **(environment or {})})
     assert done.returncode == 0, done.stderr
