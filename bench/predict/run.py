@@ -19,7 +19,9 @@ from common import MIB, drift, expert_bytes, recorded_run, summary, total  # noq
 ARMS = {
     "none": [],
     "prefetch 1": ["--prefetch", "1"],
+    "prefetch auto": ["--prefetch", "auto"],
     "predict-prefetch, 2 reads": ["--predict-prefetch"],
+    "predict-prefetch auto": ["--predict-prefetch", "auto"],
     "predict-prefetch, retention": ["--predict-prefetch", "--predict-spec-max", "0"],
     "route-ahead 1": ["--route-ahead", "1"],
     "route-ahead 2": ["--route-ahead", "2"],
