@@ -500,7 +500,7 @@ TEST(BoundParts, ThePieceThatIsSlowIsSlowerThanTheMedian) {
     const Nanos window = device.model.worst_delay() - device.model.service;
     for (const uint64_t seed : {1U, 2U}) {
         Duel duel(device, seed);
-        duel.rounds(kRounds);
+        duel.rounds(2000);  // in every build: a tail is met rarely
         EXPECT_GT(duel.worst, device.model.worst_delay());
         EXPECT_LE(duel.worst, window + duel.slowest_piece());
     }
