@@ -41,8 +41,8 @@ constexpr Range kSeenAgain{0.8, 1.25};
 
 // Of how many predictions the errors count, how many there must be to trust them alone, and until then the factor by
 // which a speed is taken to differ from one time to another: on a virtual machine with two cores it was 1.7.
-constexpr size_t kErrors = 20;
-constexpr size_t kEnoughErrors = 9;
+constexpr size_t kErrors = 40;
+constexpr size_t kEnoughErrors = 20;  // those of one hour resemble each other
 constexpr double kUnproven = 1.7;
 constexpr double kMostScatter = 4;
 // A range this wide had no middle to speak of.

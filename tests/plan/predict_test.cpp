@@ -380,18 +380,18 @@ TEST(Scatter, IsCautiousUntilPredictionsHaveProvedThemselves) {
     EXPECT_NEAR(scatter(h, "cpu"), 1.7, 1e-9);
     h.runs.push_back(foretold(1 / 2.5));
     EXPECT_NEAR(scatter(h, "cpu"), 2.5, 1e-6) << "worse was seen, and slower counts as faster does";
-    h.runs.assign(8, foretold(1.1));
+    h.runs.assign(19, foretold(1.1));
     EXPECT_NEAR(scatter(h, "cpu"), 1.7, 1e-9);
-    h.runs.assign(9, foretold(1.1));
+    h.runs.assign(20, foretold(1.1));
     EXPECT_NEAR(scatter(h, "cpu"), 1.1, 1e-6);
 }
 
 TEST(Scatter, IsWhatNineOfTenOfTheNewestStayWithin) {
     History h;
     h.runs.assign(5, foretold(3));  // too long ago
-    for (int i = 0; i < 19; ++i) h.runs.push_back(foretold(1 + 0.01 * i));
-    h.runs.push_back(foretold(3));
-    EXPECT_NEAR(scatter(h, "cpu"), 1.18, 1e-6);
+    for (int i = 0; i < 37; ++i) h.runs.push_back(foretold(1 + 0.01 * i));
+    h.runs.insert(h.runs.end(), 3, foretold(3));
+    EXPECT_NEAR(scatter(h, "cpu"), 1.36, 1e-6);
     h.runs.push_back(foretold(3));
     EXPECT_NEAR(scatter(h, "cpu"), 3, 1e-6);
     h.runs.assign(20, foretold(100));
