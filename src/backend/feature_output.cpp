@@ -35,6 +35,14 @@ route::FeatureShape feature_shape(const model::GgufIndex& index, const model::Ge
     return shape;
 }
 
+FeatureOutput::~FeatureOutput() {
+    if (!begun() || rows_ > 0) return;
+    log(LogLevel::warn,
+        "{} has no tokens: none was computed alone (of prompts that takes -b 1 -ub 1; of generated ones the last is "
+        "not computed)",
+        file_->path());
+}
+
 Status FeatureOutput::begin(const route::FeatureShape& shape) {
     if (begun()) return {};
     const auto header = route::feature_header(shape);

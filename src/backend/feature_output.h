@@ -22,6 +22,9 @@ route::FeatureShape feature_shape(const model::GgufIndex& index, const model::Ge
 class FeatureOutput {
   public:
     FeatureOutput(std::unique_ptr<trace::LineFile> file, uint64_t most) : file_(std::move(file)), most_(most) {}
+    ~FeatureOutput();
+    FeatureOutput(const FeatureOutput&) = delete;
+    FeatureOutput& operator=(const FeatureOutput&) = delete;
     // The model that rows are of. Only the first call counts.
     Status begin(const route::FeatureShape& shape);
     [[nodiscard]] bool begun() const { return row_.has_value(); }

@@ -6,6 +6,7 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
 #include <vector>
 
@@ -342,7 +343,8 @@ constexpr Option kOptions[] = {
      set_path<&Config::route_trace>, get_path<&Config::route_trace>},
     {"--route-features", "SLUICE_ROUTE_FEATURES", "FILE", "none",
      "Write what each layer's router is given and what it chooses, for every token that is computed alone (while "
-     "generating, and of prompts with -ub 1): what sluice predict train learns from. Two bytes per number: some 100 "
+     "generating, and of prompts with -b 1 -ub 1): what sluice predict train learns from. Two bytes per number: some "
+     "100 "
      "KiB "
      "per token. Results are the same; the run is slower for it.",
      set_path<&Config::route_features>, get_path<&Config::route_features>},
@@ -638,6 +640,12 @@ Status validate_foresight(const Config& config, const Said& said) {
     return {};
 }
 
+// By name, or by what the names stand for: links are others' names.
+bool one_file(const std::string& a, const std::string& b) {
+    std::error_code none;
+    return a == b || (!a.empty() && std::filesystem::equivalent(a, b, none));
+}
+
 }  // namespace
 
 Status validate(const Config& config, const Given& given) {
@@ -683,9 +691,10 @@ Status validate(const Config& config, const Given& given) {
         const std::string& path = config.*f;
         if (path.empty()) continue;
         for (const std::string* other : files) {
-            if (*other == path) return error(Code::invalid_argument, "two outputs are to be written to {}", path);
+            if (one_file(*other, path))
+                return error(Code::invalid_argument, "two outputs are to be written to {}", path);
         }
-        if (config.predict_model == path)
+        if (one_file(config.predict_model, path))
             return error(Code::invalid_argument, "{} is read, and an output is to be written to it", path);
         files.push_back(&path);
     }

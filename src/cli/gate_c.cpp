@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "cli/gate.h"
-#include "machine/text.h"
+#include "cli/number_after.h"
 
 namespace sluice::cli {
 
@@ -23,13 +23,7 @@ Result<machine::GateVerdict> measure_gate_c(std::vector<std::string> arguments, 
     asked.config.verbosity = Verbosity::error;
     for (size_t i = 0; i < arguments.size(); ++i) {
         const std::string& a = arguments[i];
-        const auto number = [&](uint64_t least, uint64_t most) -> Result<uint64_t> {
-            const auto n = i + 1 < arguments.size() ? machine::parse_number(arguments[i + 1]) : std::nullopt;
-            if (!n || *n < least || *n > most)
-                return error(Code::invalid_argument, "{}: a number from {} to {} is needed", a, least, most);
-            ++i;
-            return *n;
-        };
+        const auto number = [&](uint64_t least, uint64_t most) { return number_after(arguments, i, least, most); };
         const auto field = [&]() -> int* {
             if (a == "--prompt") return &asked.shape.prompt;
             if (a == "--decode") return &asked.shape.decode;

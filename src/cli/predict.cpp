@@ -14,9 +14,9 @@
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/number_after.h"
 #include "cli/progress_bar.h"
 #include "engine/train_gate.h"
-#include "machine/text.h"
 #include "store/files.h"
 
 namespace sluice::cli {
@@ -32,13 +32,7 @@ Result<Asked> parse(std::vector<std::string> arguments) {
     Asked asked;
     for (size_t i = 0; i < arguments.size(); ++i) {
         const std::string& a = arguments[i];
-        const auto number = [&](uint64_t least, uint64_t most) -> Result<uint64_t> {
-            const auto n = i + 1 < arguments.size() ? machine::parse_number(arguments[i + 1]) : std::nullopt;
-            if (!n || *n < least || *n > most)
-                return error(Code::invalid_argument, "{}: a number from {} to {} is needed", a, least, most);
-            ++i;
-            return *n;
-        };
+        const auto number = [&](uint64_t least, uint64_t most) { return number_after(arguments, i, least, most); };
         if (a == "-o") {
             if (i + 1 == arguments.size()) return error(Code::invalid_argument, "-o needs the name of a file");
             asked.out = arguments[++i];
@@ -76,6 +70,10 @@ Result<Asked> parse(std::vector<std::string> arguments) {
 Status check_place(const Asked& asked) {
     const auto place = store::replaceable(asked.out);
     if (!place.ok()) return place.status();
+    const std::filesystem::path folder = std::filesystem::path(*place).parent_path();
+    std::error_code none;
+    if (!folder.empty() && !std::filesystem::is_directory(folder, none))
+        return error(Code::not_found, "{} cannot be written: there is no directory {}", asked.out, folder.string());
     std::vector<std::string> inputs = asked.training.features;
     inputs.push_back(asked.training.model);
     std::error_code ec;

@@ -22,8 +22,8 @@
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/number_after.h"
 #include "cli/progress_bar.h"
-#include "machine/text.h"
 #include "trace/book.h"
 
 extern char** environ;
@@ -89,13 +89,9 @@ Result<Asked> parse(std::vector<std::string>& arguments) {
             return v.status();
         };
         const auto number = [&](int& to, uint64_t least) {
-            const auto v = value();
-            if (!v.ok()) return v.status();
-            const auto n = machine::parse_number(*v);
-            if (!n || *n < least || *n > kMostTokens)
-                return error(Code::invalid_argument, "{}: a number from {} to {} is needed", a, least, kMostTokens);
-            to = static_cast<int>(*n);
-            return Status();
+            const auto n = number_after(arguments, i, least, kMostTokens);
+            if (n.ok()) to = static_cast<int>(*n);
+            return n.status();
         };
         Status s;
         if (a == "--json") {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -82,7 +83,13 @@ class Features {
     static Result<Features> open(const TrainGate& asked, const route::FeatureShape& model,
                                  std::vector<std::string>& notes) {
         Features all;
-        for (const std::string& path : asked.features) {
+        for (auto at = asked.features.begin(); at != asked.features.end(); ++at) {
+            const std::string& path = *at;
+            // What is held out would be what was learned from.
+            std::error_code none;
+            const auto same = [&](const std::string& p) { return std::filesystem::equivalent(p, path, none); };
+            if (std::any_of(asked.features.begin(), at, same))
+                return error(Code::invalid_argument, "{} is given twice", path);
             if (Status s = all.add(asked, path, model, notes); !s.ok()) return s;
         }
         return all;

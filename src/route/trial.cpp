@@ -49,14 +49,15 @@ void Trial::token(const Token& t) {
     } else {
         follow(base_, cost, kLately);
     }
-    // What was read for guesses is still of use to the token after.
-    if (stage_ != Stage::resting && (was_on || !was_on_)) {
+    // What was read for guesses is still of use to the token after, which therefore counts for neither side.
+    const bool after_on = !was_on && last_was_on_;
+    if (stage_ != Stage::resting && !after_on) {
         Side& side = was_on ? with_ : without_;
         side.cost.add(cost);
         side.time.add(time);
         if (was_on) follow(recent_, cost, 1.0 / kWindow);
     }
-    was_on_ = was_on;
+    last_was_on_ = was_on;
 
     if (stage_ == Stage::resting) {
         if (--rest_ == 0) begin_trial();

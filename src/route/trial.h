@@ -78,8 +78,8 @@ class Trial {
     uint32_t windows_ = 0;    // of the trial, finished
     uint32_t rest_ = kFirstRest, next_rest_ = 2 * kFirstRest;
     uint32_t hold_ = kLeastHold;
-    bool acted_ = false;   // in this trial
-    bool was_on_ = false;  // the token before
+    bool acted_ = false;        // in this trial
+    bool last_was_on_ = false;  // the token before
     bool adopted_ = false;
     Side with_, without_;
     double recent_ = 0, level_ = 0, scatter_ = 0;  // of cost while it is won: lately, and when that was last compared

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 #include <tuple>
@@ -106,6 +108,28 @@ TEST(Options, AValueGoesRoundTheTable) {
 }
 
 // A switch that may be given a word takes the next argument only if it is one.
+TEST(Options, WhatIsReadIsNotWrittenUnderAnotherNameEither) {
+    const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "sluice-options-links";
+    std::filesystem::remove_all(folder);
+    std::filesystem::create_directory(folder);
+    std::ofstream(folder / "gate") << "x";
+    std::filesystem::create_hard_link(folder / "gate", folder / "link");
+    Config config;
+    config.predict_log = true;
+    config.predict_model = (folder / "gate").string();
+    config.record = (folder / "link").string();
+    EXPECT_NE(validate(config).message().find("is read, and an output"), std::string::npos)
+        << validate(config).message();
+    config.record = (folder / "new").string();
+    EXPECT_TRUE(validate(config).ok()) << validate(config).message();
+    config.csv = (folder / "link").string();
+    config.record = (folder / "gate").string();
+    config.predict_log = false;
+    config.predict_model.clear();
+    EXPECT_NE(validate(config).message().find("two outputs"), std::string::npos);
+    std::filesystem::remove_all(folder);
+}
+
 TEST(Options, ASwitchMayBeGivenAWord) {
     const auto given = [](std::vector<std::string> arguments, std::vector<std::string> rest = {}) {
         Config config;

@@ -42,6 +42,10 @@ def features(arguments, directory, plain, plain_rows):
     for token in range(1, decoded):
         assert struct.unpack_from("<H", body, token * row) == (1,), token
 
+    # Nothing was computed alone, and that is said.
+    _, said, _, _ = run(arguments, record, ["--route-features", path, "-n", "1"])
+    assert f"{path} has no tokens" in said, said
+
     # As much as fits in 1 MiB, and that is said; the prompt goes in token by token.
     text, said, _, _ = run(arguments, record, ["--route-features", path, "--route-features-max", "1", "-ub", "1", "-n", "260",
                                                "--ignore-eos", "-c", "512"])
@@ -122,6 +126,12 @@ def trained(arguments, directory, seen, first_row, plain, plain_rows):
     train(arguments, arguments.model, seen, "-o", again, "--rank", "x", code=2)
     _, said = train(arguments, arguments.model, seen, "-o", seen, code=1)
     assert "it is what is read" in said, said
+    link = os.path.join(directory, "link")
+    os.link(seen, link)
+    _, said = train(arguments, arguments.model, seen, link, "-o", again, code=1)
+    assert f"{link} is given twice" in said, said
+    _, said = train(arguments, arguments.model, seen, "-o", os.path.join(directory, "none", "gate"), code=1)
+    assert "there is no directory" in said, said
     with open(again, "rb") as file:
         assert file.read() == made, "replaced though training failed"
 

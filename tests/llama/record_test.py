@@ -40,11 +40,18 @@ def environment(**extra):
     return {**env, "SLUICE_NO_HISTORY": "1", **extra}
 
 
-def run(*extra, code=0, prompt=PROMPT, n=N, command=None, env=None):
+def whole(done):
+    """llama.cpp's logger, which prints the text, may lose its end when a tool of its ends; the last line tells."""
+    return b"graphs reused" in done.stderr
+
+
+def run(*extra, code=0, prompt=PROMPT, n=N, command=None, env=None, tries=10):
     arguments = ["-m", ARGS.model, "-p", prompt, "-n", str(n), "-c", "512", "--temp", "0", "-t", "1"]
     done = subprocess.run((command or [ARGS.sluice, "run", "--cache-mb", "4"]) + arguments + list(extra), env=env or environment(),
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=240)
     assert done.returncode == code, f"exit {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}"
+    if command and command[0].endswith("llama-completion") and not whole(done) and tries > 1:
+        return run(*extra, code=code, prompt=prompt, n=n, command=command, env=env, tries=tries - 1)
     return done
 
 
@@ -271,7 +278,7 @@ class RecordTest(unittest.TestCase):
         open(a, "w").close()
         os.symlink(a, b)
         done = run("--record", a, "--csv", b, code=2)
-        self.assertIn(b"is being written already", done.stderr)
+        self.assertIn(b"two outputs are to be written to", done.stderr)
 
     def test_a_command_that_fails_leaves_an_older_record_alone(self):
         path = self.path("record")
@@ -287,9 +294,11 @@ class RecordTest(unittest.TestCase):
         os.mkfifo(fifo)
         reader = subprocess.Popen(["head", "-c", "10", fifo], stdout=subprocess.DEVNULL)
         command = [os.path.join(ARGS.llama_bin, "llama-completion"), "-no-cnv", "--no-warmup"]
-        done = run(command=command, env=environment(LD_PRELOAD=ARGS.plugin, SLUICE_CACHE_MB="4", SLUICE_RECORD=fifo))
+        done = run(command=command, env=environment(LD_PRELOAD=ARGS.plugin, SLUICE_CACHE_MB="4", SLUICE_RECORD=fifo),
+                   tries=1)  # the reader comes once
         reader.wait(30)
-        self.assertEqual(done.stdout, run(command=command).stdout)
+        stock = run(command=command).stdout
+        self.assertTrue(stock == done.stdout or not whole(done) and stock.startswith(done.stdout), (stock, done.stdout))
 
     def test_two_expert_sets_in_a_layer_are_one_token(self):
         model = os.path.join(ARGS.tiny_models, "grovemoe-f16.gguf")
