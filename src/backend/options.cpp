@@ -344,9 +344,7 @@ constexpr Option kOptions[] = {
     {"--route-features", "SLUICE_ROUTE_FEATURES", "FILE", "none",
      "Write what each layer's router is given and what it chooses, for every token that is computed alone (while "
      "generating, and of prompts with -b 1 -ub 1): what sluice predict train learns from. Two bytes per number: some "
-     "100 "
-     "KiB "
-     "per token. Results are the same; the run is slower for it.",
+     "100 KiB per token. Results are the same; the run is slower for it.",
      set_path<&Config::route_features>, get_path<&Config::route_features>},
     {"--route-features-max", "SLUICE_ROUTE_FEATURES_MAX", "SIZE", "1024",
      "That file grows no larger; what would not fit is left out, which is said. In MiB, or with a suffix as in 2G.",

@@ -25,10 +25,6 @@ constexpr size_t kMostRow = size_t{1} << 30U;
 
 static_assert(kBeforeSets + kMostSets * kSetBytes + kSum <= kMostFeatureHeader);
 
-uint32_t sum_of(std::string_view bytes) {
-    return crc32c(std::as_bytes(std::span(bytes.data(), bytes.size())));
-}
-
 bool sound(const FeatureShape::Set& s) {
     return s.n_expert >= 1 && s.n_expert <= kMostExperts && s.n_used >= 1 && s.n_used <= s.n_expert &&
            s.n_input <= kMostInput;
@@ -61,7 +57,7 @@ Result<std::string> feature_header(const FeatureShape& shape) {
         put_number(out, s.n_used);
         put_number(out, s.n_input);
     }
-    put_number(out, sum_of(out));
+    put_number(out, crc32c(out));
     return out;
 }
 
@@ -79,7 +75,7 @@ Result<FeatureShape> parse_feature_header(std::string_view head) {
     const size_t body = kBeforeSets + sets * kSetBytes;
     if (head.size() < body + kSum) return broken;
     NumberReader sum{head.substr(body)};
-    if (sum.take<uint32_t>() != sum_of(head.substr(0, body))) return broken;
+    if (sum.take<uint32_t>() != crc32c(head.substr(0, body))) return broken;
     for (uint32_t i = 0; i < sets; ++i) {
         FeatureShape::Set s;
         s.layer = in.take<uint32_t>();
@@ -134,7 +130,7 @@ void FeatureRow::put(uint32_t set, std::span<const float> input, std::span<const
 }
 
 std::string_view FeatureRow::end() {
-    put_number(bytes_, sum_of(bytes_));
+    put_number(bytes_, crc32c(bytes_));
     return bytes_;
 }
 
@@ -142,7 +138,7 @@ bool is_feature_row(std::string_view row) {
     if (row.size() < kSum) return false;
     const std::string_view body = row.substr(0, row.size() - kSum);
     NumberReader sum{row.substr(body.size())};
-    return sum.take<uint32_t>() == sum_of(body);
+    return sum.take<uint32_t>() == crc32c(body);
 }
 
 bool read_feature(const FeatureShape::Set& set, std::string_view part, std::span<float> input,

@@ -20,10 +20,6 @@ constexpr uint32_t kMostSets = 65536;
 constexpr uint32_t kMostInput = 1U << 20U;
 constexpr size_t kSum = sizeof(uint32_t);
 
-uint32_t sum_of(std::string_view bytes) {
-    return crc32c(std::as_bytes(std::span(bytes.data(), bytes.size())));
-}
-
 void put_floats(std::string& out, std::span<const float> numbers) {
     for (const float f : numbers) put_number(out, std::bit_cast<uint32_t>(f));
 }
@@ -130,7 +126,7 @@ Result<std::string> trained_bytes(const TrainedGate& gate) {
         put_halves(out, s.correction->down);
         put_halves(out, s.correction->up);
     }
-    put_number(out, sum_of(out));
+    put_number(out, crc32c(out));
     return out;
 }
 
@@ -145,7 +141,7 @@ Result<TrainedGate> parse_trained(std::string_view bytes) {
         return broken;
     const std::string_view body = bytes.substr(0, bytes.size() - kSum);
     NumberReader sum{bytes.substr(body.size())};
-    if (sum.take<uint32_t>() != sum_of(body)) return broken;
+    if (sum.take<uint32_t>() != crc32c(body)) return broken;
     in.rest.remove_suffix(kSum);
     TrainedGate gate;
     gate.model = in.take_bytes(kDigest);
