@@ -112,6 +112,57 @@ class Cgroup:
             time.sleep(0.02)
 
 
+class Throttle:
+    """A cgroup (version 1 or 2) in which the drive below `path` reads at most `bytes_per_second`; nothing where that is None.
+
+    Only reads past the page cache are sure to be held to it. `enter` is for the child (preexec_fn).
+    """
+
+    ROOT = "/sys/fs/cgroup"
+
+    def __init__(self, path, bytes_per_second):
+        self.rate, self.group = bytes_per_second, None
+        if self.rate is None:
+            return
+        number = os.stat(path).st_dev
+        self.drive = f"{os.major(number)}:{os.minor(number)}"
+        node = f"/sys/dev/block/{self.drive}"
+        if os.path.exists(node + "/partition"):  # limits are for whole drives
+            with open(os.path.realpath(node) + "/../dev", encoding="ascii") as f:
+                self.drive = f.read().strip()
+
+    def __enter__(self):
+        if self.rate is None:
+            return self
+        v1 = os.path.isdir(self.ROOT + "/blkio")
+        base = self.ROOT + "/blkio" if v1 else self.ROOT
+        if not v1:
+            try:
+                Cgroup._write(f"{base}/cgroup.subtree_control", "+io")
+            except OSError:
+                pass
+        self.group = f"{base}/sluice-throttle-{os.getpid()}"
+        os.makedirs(self.group, exist_ok=True)
+        try:
+            if v1:
+                Cgroup._write(self.group + "/blkio.throttle.read_bps_device", f"{self.drive} {self.rate}")
+            else:
+                Cgroup._write(self.group + "/io.max", f"{self.drive} rbps={self.rate}")
+        except OSError as e:
+            self.__exit__()
+            raise SystemExit(f"the drive {self.drive} cannot be throttled: {e} (it takes root, and cgroups for I/O)") from e
+        return self
+
+    def enter(self):
+        if self.group:
+            Cgroup._write(f"{self.group}/cgroup.procs", os.getpid())
+
+    def __exit__(self, *_):
+        group, self.group = self.group, None
+        if group:
+            os.rmdir(group)
+
+
 def drop_from_page_cache(path):
     """Whatever earlier runs left of a file in memory would not be charged to the next cgroup."""
     fd = os.open(path, os.O_RDONLY)
@@ -142,19 +193,24 @@ def environment(**extra):
     return {**kept, **extra}
 
 
-def expert_bytes(sluice, model):
+def model_facts(sluice, model):
     facts = subprocess.run([sluice, "inspect", "--json", model], env=environment(), capture_output=True, text=True, check=True)
-    return json.loads(facts.stdout)["expert_bytes"]
+    return json.loads(facts.stdout)
 
 
-def recorded_run(sluice, model, *options, timeout=1800):
-    """One greedy `sluice run --record` from a cold page cache: (the record's rows of decode, the text)."""
+def expert_bytes(sluice, model):
+    return model_facts(sluice, model)["expert_bytes"]
+
+
+def recorded_run(sluice, model, *options, timeout=1800, env=None, enter=None):
+    """One greedy `sluice run --record` from a cold page cache: (the record's rows of decode, the text). `enter` is called in
+    the child, and may put it into a cgroup."""
     with tempfile.TemporaryDirectory() as work:
         record = os.path.join(work, "record.jsonl")
         command = [sluice, "run", "-m", model, "--temp", "0", "--ignore-eos", "--no-history", "--record", record, *map(str, options)]
         drop_from_page_cache(model)
-        done = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True, timeout=timeout)
+        done = subprocess.run(command, env=environment(**(env or {})), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=timeout, preexec_fn=enter)
         if done.returncode != 0:
             raise SystemExit(f"{' '.join(command)} failed ({done.returncode}):\n{done.stderr[-2000:]}")
         with open(record, encoding="utf-8") as f:
