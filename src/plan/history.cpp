@@ -147,6 +147,7 @@ std::optional<Speeds> speeds_in(const Json& j) {
     f.types("experts", s.experts);
     f.types("dense", s.dense);
     if (const Json* node = f.find("node")) f.number(*node, s.node);
+    if (const auto busy = j.find("busy"); busy != j.end()) s.busy = *busy == true;
     if (threads > kMostThreads) return std::nullopt;
     s.threads = static_cast<unsigned>(threads);
     return f.ok && can_be(s) ? std::optional(s) : std::nullopt;
@@ -247,6 +248,7 @@ Result<std::string> line_of(const Speeds& s) {
     for (const auto& [type, ns] : s.experts) j["experts"][type] = ns;
     for (const auto& [type, ns] : s.dense) j["dense"][type] = ns;
     j["node"] = s.node;
+    if (s.busy) j["busy"] = true;
     return dumped(j);
 }
 

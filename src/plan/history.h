@@ -56,6 +56,7 @@ struct Speeds {
     std::map<std::string, double> experts;  // MUL_MAT_ID
     std::map<std::string, double> dense;    // MUL_MAT
     double node = 0;
+    bool busy = false;  // other programs kept the machine busy: slower than it is
     bool operator==(const Speeds&) const = default;
 };
 

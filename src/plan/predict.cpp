@@ -31,6 +31,10 @@ constexpr double kSkewMargin = 0.08;
 // Runs whose cache is this many times larger or smaller tell nothing of waiting here.
 constexpr double kNear = 1.6;
 constexpr double kAlike = 1.05;
+// It may hit nothing where the cache has fewer experts than one token: each goes before its layer comes again.
+bool has_cliff(std::string_view policy) {
+    return policy == "lru";
+}
 // The newest of them count.
 constexpr size_t kRuns = 5;
 
@@ -266,11 +270,20 @@ const char* binds_name(Binds binds) {
 }
 
 const Speeds* find_speeds(const History& history, const Work& work, std::string_view machine, unsigned threads) {
-    const auto it = std::find_if(history.speeds.rbegin(), history.speeds.rend(), [&](const Speeds& s) {
-        return s.machine == machine && s.threads == threads && has_all(s.experts, work.expert_matrices) &&
-               has_all(s.dense, work.dense_matrices);
-    });
-    return it == history.speeds.rend() ? nullptr : &*it;
+    const Speeds* found = nullptr;
+    for (auto s = history.speeds.rbegin(); s != history.speeds.rend(); ++s) {
+        if (s->machine != machine || s->threads != threads || !has_all(s->experts, work.expert_matrices) ||
+            !has_all(s->dense, work.dense_matrices))
+            continue;
+        if (!s->busy) return &*s;
+        if (found == nullptr) found = &*s;
+    }
+    return found;
+}
+
+bool still_good(const Speeds& speeds, std::string_view since, bool busy) {
+    if (speeds.busy) return busy && speeds.at >= since;
+    return busy || speeds.at >= since;
 }
 
 bool computed_before(const History& history, std::string_view model, std::string_view machine, unsigned threads) {
@@ -331,9 +344,13 @@ Estimate estimate(const Work& work, const cache::Layout& layout, const Setting& 
     }
     double cycle = 0;
     Range missed;
+    uint64_t token_records = 0;
+    for (const auto& set : work.sets) token_records += set.n_used;
+    const bool over_cliff = has_cliff(setting.policy) && slots < token_records;
     for (size_t i = 0; i < work.sets.size(); ++i) {
         const double bytes = static_cast<double>(work.sets[i].n_used) * static_cast<double>(work.sets[i].bytes);
-        const Range hits = hits_at(i < shares.size() ? shares[i] : e.share, skew);
+        Range hits = hits_at(i < shares.size() ? shares[i] : e.share, skew);
+        if (over_cliff) hits.low = 0;
         cycle += bytes;
         missed = missed + Range{bytes * (1 - hits.high), bytes * (1 - hits.low)};
     }

@@ -89,8 +89,12 @@ struct Estimate {
 double scatter(const History& history, std::string_view machine);
 Estimate estimate(const Work& work, const cache::Layout& layout, const Setting& setting, const Evidence& evidence);
 
-// The newest speeds of this machine with these threads that have all types of the model; nullptr if there are none.
+// The newest speeds of this machine with these threads that have all types of the model, of those that were measured
+// while it was not busy if there are any; nullptr if there are none.
 const Speeds* find_speeds(const History& history, const Work& work, std::string_view machine, unsigned threads);
+// Whether these speeds need not be measured again: they are not older than `since`, and if they were measured on a busy
+// machine, it still is. While it is busy, old ones are better than new ones.
+bool still_good(const Speeds& speeds, std::string_view since, bool busy);
 // Whether a run with these threads tells what computing costs.
 bool computed_before(const History& history, std::string_view model, std::string_view machine, unsigned threads);
 

@@ -76,6 +76,9 @@ TEST(HistoryLine, ComesBackAsItWas) {
     EXPECT_EQ(h.runs[0], some_run());
     EXPECT_EQ(h.runs[1], unpredicted);
     EXPECT_EQ(h.speeds[0], some_speeds());
+    Speeds busy = some_speeds();
+    busy.busy = true;
+    EXPECT_EQ(parse_history(*line_of(busy)).speeds, std::vector<Speeds>{busy});
     EXPECT_EQ(some_run().tokens_per_second(), 10);
 }
 

@@ -318,6 +318,27 @@ TEST(Estimates, ARunWithAnotherCacheTellsOfThisOne) {
     EXPECT_LE(e.token->tokens_per_second.high, 2.9 * e.token->tokens_per_second.low);
 }
 
+// A token needs 80 experts. `lru` with fewer slots than that may hit nothing, whatever runs with larger caches did.
+TEST(Estimates, APolicyWithACliffMayHitNothingBelowOneToken) {
+    History h;
+    h.runs = {run_of(120, 0.5, 200, 120)};
+    h.runs[0].policy = "lru";
+    for (const History* history : {static_cast<const History*>(nullptr), static_cast<const History*>(&h)}) {
+        const auto hits = [&](uint32_t slots, const char* policy) {
+            Setting setting = some_setting();
+            setting.policy = policy;
+            return estimate(some_work(), layout_of(slots), setting,
+                            {.history = history, .model = "model", .machine = "cpu", .drive = "drive"})
+                .hits;
+        };
+        EXPECT_EQ(hits(79, "lru").low, 0);
+        EXPECT_GT(hits(79, "lru").high, 0.1);
+        EXPECT_GT(hits(80, "lru").low, 0.1);
+        EXPECT_GT(hits(79, "reuse").low, 0.1);
+        EXPECT_GT(hits(79, "frequency").low, 0.1);
+    }
+}
+
 TEST(Estimates, RunsOfOthersDoNotCount) {
     const Verdict v = some_verdict();
     const Speeds s = some_speeds();
@@ -443,6 +464,22 @@ TEST(FindSpeeds, TheNewestThatHasAllTypes) {
     EXPECT_EQ(find_speeds(h, some_work(), "cpu", 2), &h.speeds[1]);
     EXPECT_EQ(find_speeds(h, some_work(), "cpu", 1), &h.speeds[3]);
     EXPECT_EQ(find_speeds(h, some_work(), "cpu", 8), nullptr);
+    h.speeds[1].busy = true;
+    EXPECT_EQ(find_speeds(h, some_work(), "cpu", 2), &h.speeds[0]) << "what a quiet machine had, however old";
+    h.speeds[0].busy = true;
+    EXPECT_EQ(find_speeds(h, some_work(), "cpu", 2), &h.speeds[1]);
+}
+
+TEST(StillGood, WhatABusyMachineHadOnlyWhileItIsBusy) {
+    Speeds s = some_speeds();
+    s.at = "2026-01-02";
+    EXPECT_TRUE(still_good(s, "2026-01-01", false));
+    EXPECT_FALSE(still_good(s, "2026-01-03", false)) << "old";
+    EXPECT_TRUE(still_good(s, "2026-01-03", true)) << "better than what could be measured now";
+    s.busy = true;
+    EXPECT_FALSE(still_good(s, "2026-01-01", false)) << "the machine is quiet now";
+    EXPECT_TRUE(still_good(s, "2026-01-01", true));
+    EXPECT_FALSE(still_good(s, "2026-01-03", true));
 }
 
 TEST(ComputedBefore, ByThisModelWithTheseThreads) {
