@@ -151,6 +151,11 @@ Status install_cpu_hooks(DenseHook dense_hook, LoadHook load_hook, const BufferH
 }
 
 void* cpu_proc(const char* name) {
+    // Who only plans installs no hooks.
+    if (g_get_proc == nullptr) {
+        ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+        return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), name);
+    }
     return g_get_proc(g_cpu_reg, name);
 }
 

@@ -42,7 +42,9 @@ ggml_backend_dev_t cpu_device() {
 
 // A MUL_MAT_ID as a layer of this set would run it, for asking what the CPU backend does with such a weight.
 struct SampleNode {
-    explicit SampleNode(const model::ExpertTensor& t, uint32_t n_expert, uint32_t top_k) {
+    SampleNode(const model::Geometry& geometry, const model::ExpertSet& set, const model::ExpertTensor& t)
+        : SampleNode(t, set.n_expert, std::min(slots_wanted_at_once(geometry), set.n_expert)) {}
+    SampleNode(const model::ExpertTensor& t, uint32_t n_expert, uint32_t top_k) {
         const ggml_init_params params{8 * ggml_tensor_overhead(), nullptr, true};
         context = ggml_init(params);
         weight = ggml_new_tensor_3d(context, static_cast<ggml_type>(t.type), static_cast<int64_t>(t.ne0),
@@ -178,8 +180,24 @@ ggml_backend_buffer_type_t extra_buffer_type_for(ggml_tensor* op) {
     return chosen;
 }
 
+std::vector<std::vector<bool>> converted_matrices(const model::Geometry& geometry, bool repack) {
+    std::vector<std::vector<bool>> converted;
+    for (const model::ExpertSet& set : geometry.sets) {
+        converted.emplace_back();
+        for (const model::ExpertTensor& t : set.tensors)
+            converted.back().push_back(repack && extra_buffer_type_for(SampleNode(geometry, set, t).node) != nullptr);
+    }
+    return converted;
+}
+
 uint32_t slots_wanted_at_once(const model::Geometry& geometry) {
     return std::max(1U, geometry.n_expert_used);
+}
+
+uint64_t own_buffers_need(const model::GgufIndex& index, const store::RecordStore& store,
+                          const std::vector<std::vector<bool>>& converted, uint64_t tokens) {
+    return add_capped(sched::Slots::staging_bytes(store, converted),
+                      exec::own_memory_need(index, store.geometry(), tokens));
 }
 
 Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, model::Geometry geometry,
@@ -243,14 +261,13 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     if (Status s = state->read_trained(); !s.ok()) return s;
     const uint64_t least = state->least_bytes();
     const uint64_t batch = planned_context().value_or(ContextPlan{.batch = kUsualBatch}).batch;
-    if (Status s =
-            check_model_fits(config, {.dense = state->geometry_.dense_bytes,
-                                      .header_bytes = state->index_.header_bytes(),
-                                      .own_buffers = sched::Slots::staging_bytes(*state->store_, state->converted_) +
-                                                     exec::own_memory_need(state->index_, state->geometry_, batch) +
-                                                     (state->runtime_.trained ? state->runtime_.trained->bytes() : 0),
-                                      .least = least,
-                                      .full = full});
+    if (Status s = check_model_fits(
+            config, {.dense = state->geometry_.dense_bytes,
+                     .header_bytes = state->index_.header_bytes(),
+                     .own_buffers = own_buffers_need(state->index_, *state->store_, state->converted_, batch) +
+                                    (state->runtime_.trained ? state->runtime_.trained->bytes() : 0),
+                     .least = least,
+                     .full = full});
         !s.ok())
         return s;
     state->counted_.emplace(config, least);
@@ -412,7 +429,7 @@ Status ModelState::choose_forms() {
         for (const model::ExpertTensor& t : set.tensors) {
             exec::WeightForm form;
             if (repack_) {
-                const SampleNode sample(t, set.n_expert, std::min(std::max(1U, geometry_.n_expert_used), set.n_expert));
+                const SampleNode sample(geometry_, set, t);
                 if (ggml_backend_buffer_type_t type = extra_buffer_type_for(sample.node)) {
                     // One buffer per tensor, only to say of what type its data is and to give it its extra.
                     form.buffer = ggml_backend_buft_alloc_buffer(type, ggml_backend_buft_get_alignment(type));

@@ -107,6 +107,14 @@ std::vector<ggml_backend_buffer_type_t> extra_buffer_types();
 // Which of them stock llama.cpp would choose for a weight used by `op` (whose src[0] is the weight), or nullptr.
 ggml_backend_buffer_type_t extra_buffer_type_for(ggml_tensor* op);
 
+// Which matrices of experts that backend computes from a form of its own, by set and component; with `repack` off none.
+std::vector<std::vector<bool>> converted_matrices(const model::Geometry& geometry, bool repack);
+
 uint32_t slots_wanted_at_once(const model::Geometry& geometry);
+
+// Memory of ours beside the slots: what reads that are converted go through, and what blocks of graphs of at most so
+// many tokens are computed in.
+uint64_t own_buffers_need(const model::GgufIndex& index, const store::RecordStore& store,
+                          const std::vector<std::vector<bool>>& converted, uint64_t tokens);
 
 }  // namespace sluice::backend

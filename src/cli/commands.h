@@ -13,6 +13,9 @@
 #include "sluice/sluice.h"
 
 struct common_params;
+namespace sluice::backend {
+struct ContextPlan;
+}
 
 namespace sluice::cli {
 
@@ -80,6 +83,9 @@ bool asks_help(const std::vector<std::string>& arguments);
 std::vector<char*> argv_of(std::string& program, std::vector<std::string>& arguments);
 // Tokens of one graph at most, by -ub and -c.
 uint64_t largest_batch(const common_params& params);
+// What a run of these options is going to make of its model, for --ram: with the prompt that is in them, or, where that
+// is not known yet or gets `wrapped` in a template, with the largest batch. Nothing is loaded.
+Result<backend::ContextPlan> context_plan(const common_params& params, bool wrapped);
 // The context of a run whose user named none.
 void choose_context(const std::vector<std::string>& arguments, common_params& params);
 // Writes help to standard output; kFailed, in words, if that is closed or full.

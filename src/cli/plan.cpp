@@ -10,20 +10,19 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "backend/model_state.h"
 #include "backend/options.h"
+#include "backend/process_memory.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "cache/budget.h"
 #include "cli/commands.h"
 #include "cli/plan_subject.h"
 #include "engine/compute_speed.h"
-#include "engine/context_memory.h"
 #include "engine/generate.h"
-#include "exec/own_memory.h"
 #include "machine/facts.h"
 #include "machine/memory_room.h"
 #include "plan/report.h"
-#include "sched/slots.h"
 
 extern char** environ;
 
@@ -67,23 +66,27 @@ Result<Asked> parse(std::vector<std::string> arguments) {
     return asked;
 }
 
-// The speeds of a day ago are good enough; others are measured, and remembered for the next time.
+// The speeds of a day ago are good enough; others are measured, and remembered for the next time, with whether the
+// machine was busy.
 std::optional<plan::Speeds> speeds_for(const PlanSubject& subject, unsigned threads, bool repack,
                                        const plan::History& history, std::vector<std::string>& notes) {
-    const plan::Speeds* known = plan::find_speeds(history, subject.work, subject.machine, threads);
-    if (known != nullptr && known->at >= utc_text(kDay)) return *known;
-    if (plan::computed_before(history, subject.digest, subject.machine, threads)) return std::nullopt;
     const machine::Facts facts = machine::read_facts();
-    if (facts.load && *facts.load > kBusy * static_cast<double>(facts.cores_allowed.value_or(1))) {
-        notes.push_back(
-            "Other programs keep this machine busy, so its processor and what was measured of it look slower than "
-            "they are.");
+    const bool busy = facts.load && *facts.load > kBusy * static_cast<double>(facts.cores_allowed.value_or(1));
+    constexpr const char* kSlower =
+        "Other programs kept this machine busy when its processor was measured ({}), so it looks slower than it is.";
+    const plan::Speeds* known = plan::find_speeds(history, subject.work, subject.machine, threads);
+    if (known != nullptr && plan::still_good(*known, utc_text(kDay), busy)) {
+        if (known->busy) notes.push_back(fmt::format(fmt::runtime(kSlower), known->at));
+        return *known;
     }
+    if (plan::computed_before(history, subject.digest, subject.machine, threads)) return std::nullopt;
+    if (busy) notes.push_back(fmt::format(fmt::runtime(kSlower), "now"));
     auto measured = engine::measure_speeds(subject.work, threads, repack, subject.machine, kForEachType);
     if (!measured.ok()) {
         notes.push_back("The processor could not be measured: " + measured.status().message() + ".");
         return std::nullopt;
     }
+    measured->busy = busy;
     measured->at = utc_text();
     const auto path = plan::history_path();
     const auto line = plan::line_of(*measured);
@@ -180,14 +183,6 @@ Status choose_cache(plan::Report& r, const Asked& asked) {
     return {};
 }
 
-// Reads of what is converted go through buffers; which matrices are is only known when they are loaded.
-uint64_t own_buffers(const PlanSubject& subject, const common_params& params) {
-    uint64_t largest = 0;
-    for (const auto& [type, matrix] : subject.work.expert_matrices) largest = std::max(largest, matrix.bytes);
-    const uint64_t staging = params.no_extra_bufts ? 0 : largest * sched::Slots::kStagingBuffers;
-    return staging + exec::own_memory_need(subject.index, subject.geometry, largest_batch(params));
-}
-
 int plan_with(Asked& asked) {
     common_params params;
     common_init();
@@ -199,11 +194,11 @@ int plan_with(Asked& asked) {
         return kUsage;
     choose_context(asked.rest, params);
 
-    const auto subject = PlanSubject::open(params.model.path, asked.config);
+    const auto subject = PlanSubject::open(params.model.path, asked.config, !params.no_extra_bufts);
     if (!subject.ok()) return fail(subject.status(), kFailed);
     if (Status s = engine::check_model(subject->path); !s.ok()) return fail(s, kFailed);
     params.model.path = subject->path;
-    const auto context = engine::context_memory(params);
+    const auto context = context_plan(params, false);
     if (!context.ok()) return fail(context.status(), kFailed);
 
     plan::Report r;
@@ -222,7 +217,9 @@ int plan_with(Asked& asked) {
     r.need = {.dense = subject->geometry.dense_bytes,
               .context = context->context,
               .compute = context->compute,
-              .program = cache::program_need(subject->header_bytes, own_buffers(*subject, params))};
+              .program = cache::program_need(
+                  subject->header_bytes,
+                  backend::own_buffers_need(subject->index, *subject->store, subject->converted, context->batch))};
     if (Status s = choose_cache(r, asked); !s.ok()) return fail(s, kFailed);
     const auto layout = subject->layout(r.cache);
     if (!layout.ok()) return fail(layout.status(), kFailed);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/model_state.h"
 #include "backend/options.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -42,7 +43,7 @@ uint64_t count_of(trace::Measure m) {
     return static_cast<uint64_t>(std::max<int64_t>(0, m.or_zero()));
 }
 
-Status remember(const std::string& model, const Config& config, const trace::Book& book) {
+Status remember(const std::string& model, const Config& config, bool repack, const trace::Book& book) {
     const trace::Totals& decode = book.of(trace::Phase::decode);
     const trace::Json host = book.load.is_object() ? book.load.value("host", trace::Json()) : trace::Json();
     const trace::Json* newest = trace::newest_cache(book, 0);
@@ -53,7 +54,7 @@ Status remember(const std::string& model, const Config& config, const trace::Boo
     // What it hit belongs to no size then.
     if (!trace::one_cache_in_decode(book, 0)) return error(Code::unsupported, "its cache changed its size in decode");
 
-    const auto subject = PlanSubject::open(model, config);
+    const auto subject = PlanSubject::open(model, config, repack);
     if (!subject.ok()) return subject.status();
     run.at = utc_text();
     run.model = subject->digest;
@@ -86,16 +87,16 @@ Status remember(const std::string& model, const Config& config, const trace::Boo
 
 }  // namespace
 
-Result<PlanSubject> PlanSubject::open(const std::string& path, const Config& config) {
+Result<PlanSubject> PlanSubject::open(const std::string& path, const Config& config, bool repack) {
     auto index = model::GgufIndex::open(path);
     if (!index.ok()) return index.status();
     auto geometry = model::derive_geometry(*index);
     if (!geometry.ok()) return geometry.status();
-    const auto store = store::RecordStore::open(*index, *geometry,
-                                                {.access = config.direct_io ? io::Access::direct : io::Access::buffered,
-                                                 .store = config.store,
-                                                 .mirrors = config.mirrors},
-                                                nullptr);
+    auto store = store::RecordStore::open(*index, *geometry,
+                                          {.access = config.direct_io ? io::Access::direct : io::Access::buffered,
+                                           .store = config.store,
+                                           .mirrors = config.mirrors},
+                                          nullptr);
     if (!store.ok()) return store.status();
     auto digest = model::dense_digest(*index, *geometry);
     if (!digest.ok()) return digest.status();
@@ -106,12 +107,14 @@ Result<PlanSubject> PlanSubject::open(const std::string& path, const Config& con
     s.header_bytes = index->header_bytes();
     if (const std::string& used = store->holder(0).name; used != s.path) s.read_from = used;
     s.work = plan::work_of(*index, *geometry);
-    s.shapes = sched::Slots::shapes(*store, {});
+    s.converted = backend::converted_matrices(*geometry, repack);
+    s.shapes = sched::Slots::shapes(*store, s.converted);
+    s.store = std::make_unique<store::RecordStore>(std::move(*store));
     s.geometry = std::move(*geometry);
     s.index = std::move(*index);
     s.digest = std::move(*digest);
     s.machine = machine_name();
-    const auto drive = machine::read_drive(store->extent(0, 0).file->path());
+    const auto drive = machine::read_drive(s.store->extent(0, 0).file->path());
     if (!drive.ok()) {
         s.no_verdict = drive.status().message();
         return s;
@@ -146,10 +149,10 @@ std::string policy_name(const Config& config) {
     return option != nullptr ? option->get(config) : "";
 }
 
-void remember_run(const std::string& model, const Config& config, const trace::Book& book) {
+void remember_run(const std::string& model, const Config& config, bool repack, const trace::Book& book) {
     if (!config.history || for_comparison(config)) return;
     // Nobody asked for it, so nobody has to hear that it did not work.
-    if (Status s = remember(model, config, book); !s.ok())
+    if (Status s = remember(model, config, repack, book); !s.ok())
         log(LogLevel::debug, "this run is not remembered: {}", s.message());
 }
 

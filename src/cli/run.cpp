@@ -86,18 +86,17 @@ Status refuse_without_effect(const common_params& params) {
     return flag == nullptr ? Status() : error(Code::invalid_argument, "{} has no effect in sluice run", flag);
 }
 
-// What cannot fit is refused before weights are read then, and not when the context is made.
-void plan_context_of(const common_params& params, size_t prompt_bytes) {
+}  // namespace
+
+Result<backend::ContextPlan> context_plan(const common_params& params, bool wrapped) {
     const auto memory = engine::context_memory(params);
-    if (!memory.ok()) return;  // loading says why
+    if (!memory.ok()) return memory.status();
     // A token is a byte at least, but for what the vocabulary puts around the prompt.
     constexpr uint64_t kAround = 8;
-    backend::plan_context(backend::ContextPlan{.context = memory->context,
-                                               .compute = memory->compute,
-                                               .batch = std::min(largest_batch(params), prompt_bytes + kAround)});
+    uint64_t batch = largest_batch(params);
+    if (!params.prompt.empty() && !wrapped) batch = std::min<uint64_t>(batch, params.prompt.size() + kAround);
+    return backend::ContextPlan{.context = memory->context, .compute = memory->compute, .batch = batch};
 }
-
-}  // namespace
 
 void choose_context(const std::vector<std::string>& arguments, common_params& params) {
     if (has_flag(arguments, {"-c", "--ctx-size"}) || std::getenv("LLAMA_ARG_CTX_SIZE") != nullptr) return;
@@ -210,14 +209,19 @@ int run_command(std::vector<std::string> arguments) {
         backend::add_output(std::move(view));
     }
 
-    if (config.ram_bytes) plan_context_of(params, options.chat ? SIZE_MAX / 2 : options.prompt.size());
+    if (config.ram_bytes) {
+        // What cannot fit is refused before weights are read then, and not when the context is made.
+        if (const auto planned = context_plan(params, options.chat); planned.ok()) backend::plan_context(*planned);
+        // Otherwise loading says why.
+    }
     const engine::Generation g = engine::generate(params, options);
     loading.clear();
     if (live != nullptr) live->stop();
     g_live = nullptr;
     if (g.prompt_tokens > 0) print_summary(g, output_broken);
     if (!g.status.ok()) return fail(g.status, kFailed);
-    backend::recorder()->with_book([&](const trace::Book& book) { remember_run(params.model.path, config, book); });
+    backend::recorder()->with_book(
+        [&](const trace::Book& book) { remember_run(params.model.path, config, !params.no_extra_bufts, book); });
     if (output_broken) return fail(error(Code::io_error, "standard output is closed or full"), kFailed);
     if (Status s = backend::recorder()->status(); !s.ok()) return fail(s, kFailed);
     return g.interrupted ? kInterrupted : kOk;

@@ -1,5 +1,6 @@
 // Owns: what a context of a model will take, asked of llama.cpp itself.
-// Keeps: no weight is read and none is given memory; only the header and the vocabulary are loaded.
+// Keeps: no weight is read and none is given memory; only the header and the vocabulary are loaded. The numbers are the
+// same whether Sluice is registered or not.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@ struct common_params;
 
 namespace sluice::engine {
 
+// Of the host.
 struct ContextMemory {
     uint64_t context = 0;  // KV cache, recurrent state
     uint64_t compute = 0;  // buffers of the graph

@@ -249,6 +249,15 @@ for ram in 1G "1G -c 4096"; do
     env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram $ram --json >"$work/ram.json" 2>/dev/null
     check "a plan for --ram $ram stays within" python3 -c 'import json,sys; assert json.load(sys.stdin)["memory"]["total_bytes"] <= 1 << 30' <"$work/ram.json"
 done
+# Both reckon with the same needs: what one calls enough the other does, too, and it is.
+# shellcheck disable=SC2086
+for options in "" "-ub 128" "-c 2048 -ub 64" "-nr"; do
+    least=$(env -u SLUICE_CACHE_MB "$sluice" plan "$model" -t 1 -c 512 -p "In the beginning" --ram 40 $options 2>&1 | sed -n 's/.*give --ram at least \([0-9]*\) MiB.*/\1/p')
+    also=$(env -u SLUICE_CACHE_MB "$sluice" run -m "$model" -t 1 -c 512 -p "In the beginning" --ram 40 $options 2>&1 | sed -n 's/.*give --ram at least \([0-9]*\) MiB.*/\1/p')
+    check "plan and run name the same least memory ($least, $also; $options)" [ "$least" -gt 40 -a "$least" = "$also" ]
+    check "a plan with it" env -u SLUICE_CACHE_MB "$sluice" plan "$model" -t 1 -c 512 -p "In the beginning" --ram "$least" $options
+    check "a run with it" env -u SLUICE_CACHE_MB "$sluice" run -m "$model" -t 1 -c 512 -n 4 -p "In the beginning" --ram "$least" $options
+done
 # The program measures what the plan estimates, so the two need not be equal; but one must be true.
 env -u SLUICE_CACHE_MB "$sluice" plan "$model" "${planned[@]}" --ram 78M >"$work/ram.txt"
 check "the command of a plan with --ram has it" grep -q "^run it: .* --ram 78\( \|$\)" "$work/ram.txt"
