@@ -22,6 +22,8 @@ namespace {
 
 // How often it is looked what is touched of them.
 constexpr Nanos kTouchedEvery = 1'000'000'000;
+// Half as often is nothing, of any size.
+constexpr uint32_t kMostHalvings = 64;
 // Lines about going up and down, at most one in this time.
 constexpr Nanos kTellEvery = 1'000'000'000;
 
@@ -40,6 +42,7 @@ struct Process {
     std::unique_ptr<cache::SharedBudget> budget;
     Config config;                       // that it was made from
     std::optional<uint64_t> told_limit;  // by set_experts_limit()
+    uint32_t halvings = 0;               // that were told before there was anything to halve
     std::atomic<int> models{0};
     uint64_t least = 0;  // that experts of these need together
     std::optional<ContextPlan> planned;
@@ -144,6 +147,16 @@ cache::SharedBudget& budget_for(const Config& config) {
     return *p.budget;
 }
 
+// Under the process's lock: what experts hold, or may, is half of that from now on.
+void halve(cache::SharedBudget& budget) {
+    Process& p = process();
+    const uint64_t held = budget.held(), limit = budget.limit();
+    const uint64_t half = std::max(p.least, (held > 0 ? std::min(held, limit) : limit) / 2);
+    log(LogLevel::info, "memory: experts go down to {}, as told", human_bytes(half));
+    p.told_limit = half;
+    budget.set_limit(half);
+}
+
 std::string why_of(const cache::Governor::Room& found, const Config& config, bool told, bool full) {
     const Process& p = process();
     switch (found.cause) {
@@ -171,6 +184,8 @@ Result<Joined> join_budget(const Config& config, uint64_t least, uint64_t most, 
     auto share = budget.join(least, most, &found);
     const cache::Readings now = read_memory();
     const uint64_t others = sub_floored(now.process.value_or(0), held);
+    const bool halved = p.halvings > 0;
+    for (; p.halvings > 0; --p.halvings) halve(budget);
     const Config& c = p.config;
     const HostBuffers buffers = host_buffers();
     log(LogLevel::info,
@@ -199,6 +214,7 @@ Result<Joined> join_budget(const Config& config, uint64_t least, uint64_t most, 
             "less memory is free than experts need at least ({}): the machine may swap, or end a process",
             human_bytes(wanted));
     }
+    if (halved) return Joined{std::move(share), "half of what they could have, as told"};
     return Joined{std::move(share), why_of(found, c, told && most == c.cache_bytes,
                                            told ? most < *c.cache_bytes : c.cache_ceil_bytes.value_or(most) >= most)};
 }
@@ -380,6 +396,8 @@ void set_experts_limit(std::optional<uint64_t> bytes) {
     {
         const std::lock_guard<std::mutex> lock(process().mutex);
         before = std::exchange(process().told_limit, bytes);
+        if (std::exchange(process().halvings, 0) > 0)
+            log(LogLevel::info, "memory: experts are not going to be halved any more, as told");
     }
     with_budget([&](cache::SharedBudget& b) {
         b.set_limit(bytes);
@@ -396,14 +414,17 @@ void set_experts_limit(std::optional<uint64_t> bytes) {
 }
 
 void halve_experts() {
-    with_budget([](cache::SharedBudget& b) {
-        const uint64_t held = b.held();
-        if (b.shares() == 0) return;
-        const uint64_t half = std::max(process().least, (held > 0 ? std::min(held, b.limit()) : b.limit()) / 2);
-        log(LogLevel::info, "memory: experts go down to {}, as told", human_bytes(half));
-        process().told_limit = half;
-        b.set_limit(half);
-    });
+    {
+        Process& p = process();
+        const std::lock_guard<std::mutex> lock(p.mutex);
+        if (p.budget == nullptr || p.budget->shares() == 0) {
+            p.halvings = std::min(p.halvings + 1, kMostHalvings);
+            log(LogLevel::info, "memory: experts are going to have half of what they could, as told");
+            return;
+        }
+        halve(*p.budget);
+    }
+    with_budget([](cache::SharedBudget&) {});
 }
 
 void look_at_memory() {

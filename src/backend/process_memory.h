@@ -72,7 +72,7 @@ HostBuffers host_buffers();
 void set_limit_follower(void (*follow)());
 
 void set_experts_limit(std::optional<uint64_t> bytes);
-// Half of what experts hold, or could, from now on.
+// Half of what experts hold, or could, from now on; where no model runs yet, of what the first one could.
 void halve_experts();
 // Looks at memory if it is time to. For a thread beside the computing ones.
 void look_at_memory();

@@ -14,7 +14,7 @@ using namespace sluice;
 int dispatch(std::vector<std::string> arguments) {
     // llama.cpp's server, as a router, starts its own program again with bare options.
     if (std::getenv("SLUICE_SERVE_CHILD") != nullptr && !arguments.empty() && arguments[0].starts_with('-')) {
-        cli::ignore_memory_signals();
+        cli::catch_memory_signals();
         return cli::serve_command(std::move(arguments));
     }
     const bool bare_help = arguments.size() == 1 && arguments[0] == "help";
@@ -46,7 +46,7 @@ int dispatch(std::vector<std::string> arguments) {
     }
     arguments.erase(arguments.begin());
     // It computes, so it will listen to them.
-    if (command->stock != nullptr) cli::ignore_memory_signals();
+    if (command->stock != nullptr) cli::catch_memory_signals();
     return command->run(std::move(arguments));
 }
 

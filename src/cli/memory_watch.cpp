@@ -33,6 +33,14 @@ void on_signal(int number) {
     errno = saved;
 }
 
+void obey(char what) {
+    if (what == '1') {
+        backend::halve_experts();
+    } else {
+        backend::set_experts_limit(std::nullopt);
+    }
+}
+
 void watch() {
     // Signals are for the other threads.
     sigset_t all;
@@ -49,10 +57,8 @@ void watch() {
             continue;
         } else if (what == 'q') {
             return;
-        } else if (what == '1') {
-            backend::halve_experts();
         } else {
-            backend::set_experts_limit(std::nullopt);
+            obey(what);
         }
     }
 }
@@ -67,17 +73,20 @@ void end_watching() {
 
 }  // namespace
 
-void ignore_memory_signals() {
-    for (const int s : {SIGUSR1, SIGUSR2}) std::signal(s, SIG_IGN);
-}
-
-void watch_memory() {
-    if (g_pipe[0] >= 0 || pipe2(g_pipe, O_CLOEXEC | O_NONBLOCK) != 0) return;
+void catch_memory_signals() {
+    if (g_pipe[0] >= 0) return;
     struct sigaction action {};
-    action.sa_handler = on_signal;
+    action.sa_handler = pipe2(g_pipe, O_CLOEXEC | O_NONBLOCK) == 0 ? on_signal : SIG_IGN;
     action.sa_flags = SA_RESTART;
     sigaction(SIGUSR1, &action, nullptr);
     sigaction(SIGUSR2, &action, nullptr);
+}
+
+void watch_memory() {
+    catch_memory_signals();
+    if (g_pipe[0] < 0 || g_thread.joinable()) return;
+    // Before any model is there.
+    for (char what = 0; read(g_pipe[0], &what, 1) == 1;) obey(what);
     g_thread = std::thread(watch);
     (void)std::atexit(end_watching);
 }

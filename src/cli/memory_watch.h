@@ -5,10 +5,11 @@
 
 namespace sluice::cli {
 
-// Until watch_memory() is called, both signals do nothing: unhandled, either would end the program. First thing in a
-// command that will call it.
-void ignore_memory_signals();
+// From now on both signals wait for watch_memory(): unhandled, either would end the program. First thing in a command
+// that will call it.
+void catch_memory_signals();
 // From now until the process ends: SIGUSR1 halves the memory that experts hold, for good; SIGUSR2 lets them grow again.
+// What came before is done in its order.
 void watch_memory();
 
 }  // namespace sluice::cli

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Owns: SIGUSR1 and SIGUSR2 to `sluice run`: one halves what experts hold, the other lifts that, both are said, and the
-record and the summary tell what holds. Before it listens they do nothing.
+record and the summary tell what holds. What comes before there is anything to halve is remembered.
 
 Keeps: nothing is timed. The program stands still at the opening of a pipe that has no reader, before it listens."""
 
@@ -32,26 +32,45 @@ def until(what, process):
         time.sleep(0.001)
 
 
-def early_signals(args, work):
+def early(args, work, signals):
+    """What a run says and the rows of its cache, with signals that come before it can do anything about them."""
     pipe = work / "record"
     os.mkfifo(pipe)
     process = subprocess.Popen([args.sluice, "run", "-m", args.model, "-p", "In the beginning", "-n", "4", "--temp", "0",
-                                "-c", "64", "-t", "1", "--cache-mb", "3", "--no-history", "--record", pipe],
+                                "-c", "64", "-t", "1", "--cache-ceil-mb", "3", "--no-history", "--record", pipe],
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
-            until(lambda: has(process.pid, "SigIgn", number), process)
+        for number in signals:
+            until(lambda: has(process.pid, "SigCgt", number), process)
             process.send_signal(number)
+            # Two of them at once are handled in the order of their numbers, whichever was first.
+            until(lambda: not has(process.pid, "ShdPnd", number), process)
         # A reader lets it go on.
-        reader = os.open(pipe, os.O_RDONLY)
-        while os.read(reader, 1 << 16):
-            pass
-        os.close(reader)
+        with open(pipe) as lines:
+            caches = [r for r in map(json.loads, lines) if r["kind"] == "cache"]
         said = process.stderr.read().decode(errors="replace")
         assert process.wait() == 0, f"it ended with {process.returncode}:\n{said[-2000:]}"
     finally:
         process.kill()
         process.wait()
+    return said, caches
+
+
+def early_signals_are_remembered(args, work):
+    usr1, usr2 = signal.SIGUSR1, signal.SIGUSR2
+    for name, signals, part, words in (
+            ("none", [], 1, []),
+            ("half", [usr1], 2, ["going to have half of what they could, as told", "experts go down to 1.5 MiB, as told"]),
+            ("quarter", [usr1, usr1], 4, ["experts go down to 768.0 KiB, as told"]),
+            ("lifted", [usr1, usr2], 1, ["not going to be halved any more, as told"])):
+        place = work / name
+        place.mkdir()
+        said, caches = early(args, place, signals)
+        for w in words:
+            assert w in said, f"{name}: {w} is not in:\n{said[-2000:]}"
+        assert "go down" in said or part == 1, said
+        # From the first token on.
+        assert len(caches) == 1 and (3 << 19) // part < caches[0]["bytes"] <= (3 << 20) // part, (name, caches)
 
 
 def handler_never_waits(args, work):
@@ -132,7 +151,7 @@ def main():
     parser.add_argument("--sluice", required=True)
     parser.add_argument("--model", required=True)
     args = parser.parse_args()
-    for test in (early_signals, handler_never_waits, limits_are_told):
+    for test in (early_signals_are_remembered, handler_never_waits, limits_are_told):
         with tempfile.TemporaryDirectory() as work:
             test(args, pathlib.Path(work))
         print(f"ok      {test.__name__}")
