@@ -46,7 +46,12 @@ class Watched final : public io::Engine {
         at_event_();
         return n;
     }
-    size_t poll(std::span<io::Completion> out) override { return inner_.poll(out); }
+    size_t poll(std::span<io::Completion> out) override {
+        at_event_();
+        const size_t n = inner_.poll(out);
+        at_event_();
+        return n;
+    }
     [[nodiscard]] size_t outstanding() const override { return inner_.outstanding(); }
     [[nodiscard]] const char* name() const override { return inner_.name(); }
     [[nodiscard]] const io::EngineTotals& totals() const override { return inner_.totals(); }
@@ -60,7 +65,7 @@ DeviceModel device() {
     return {.bytes_per_ns = 1, .service = 100'000, .chunk = 8192, .window = 65'536, .reserved_lanes = 1, .lanes = 8};
 }
 
-// A model in a process whose memory the test owns.
+// A model in a process whose memory the test owns. The seed also chooses the policy.
 class Process {
   public:
     Process(uint64_t bytes, bool shared, uint32_t seed)
@@ -76,7 +81,7 @@ class Process {
         options.slots.budget = bytes == 0 ? full : bytes;
         options.slots.min_slots = kUsed;
         options.slots.slab = 64 * KiB;
-        options.slots.policy = seed % 2 == 0 ? cache::Policy::lru : cache::Policy::frequency;
+        options.slots.policy = static_cast<cache::Policy>(seed % cache::kPolicyNames.size());
         options.reads.device = device();
         options.slots.on_limit = [this](const Slots& slots) { told.push_back(slots.limit()); };
         if (shared) {
@@ -218,7 +223,9 @@ class Budget : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Budget, HoldsAtEveryEvent) {
     const Case c = GetParam();
-    for (uint32_t seed = 0; seed < 6; ++seed) {
+    // Each with a policy of its own.
+    for (uint32_t seed = 0; seed < cache::kPolicyNames.size(); ++seed) {
+        SCOPED_TRACE(cache::kPolicyNames[seed]);
         Process p(0, c.shared, seed);
         const auto limit = static_cast<uint64_t>(c.part * static_cast<double>(p.full));
         p.fetcher->set_limit(limit);
