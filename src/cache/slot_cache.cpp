@@ -235,6 +235,11 @@ bool SlotCache::goes_next(RecordId record) const {
     return full && order_.has(record) && order_.first(c) == record;
 }
 
+void SlotCache::make_guest(Class& cls, SlotId s) {
+    slots_[s].guest = true;
+    ++cls.n_guests;
+}
+
 // An empty slot for the record, or one that is emptied for it. kNoSlot if there is none.
 SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
     const bool may_touch = cls.touched < cls.cap;
@@ -261,10 +266,7 @@ SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
     ++counters_.evictions;
     counters_.predicted += seat == Seat::trial ? 1 : 0;
     vacate(s);
-    if (seat != Seat::member) {
-        slots_[s].guest = true;
-        ++cls.n_guests;
-    }
+    if (seat == Seat::guest) make_guest(cls, s);
     return s;
 }
 
@@ -277,6 +279,7 @@ SlotId SlotCache::lease(RecordId record, Seat seat) {
     } else {
         s = take_slot(cls, record, seat);
         if (s == kNoSlot) return kNoSlot;
+        if (seat == Seat::trial) make_guest(cls, s);
         slots_[s].record = record;
         slots_[s].fresh = true;
         slot_of_[record] = s;

@@ -24,7 +24,7 @@ enum class Seat : uint8_t {
     member,  // an empty slot, else the guest's who has been there longest, else that of whom the policy names
     guest,   // an empty slot, which makes it a member; else that of whom the policy names while guests are fewer than
              // their limit, else the guest's who has been there longest
-    trial,   // a guest's, for what nobody has asked for yet: a prediction
+    trial,   // as a guest's, but a guest also in an empty slot: for what nobody has asked for yet, a prediction
 };
 
 // Bit c set: component number c of the record is there and whole.
@@ -187,6 +187,7 @@ class SlotCache {
     void vacate(SlotId s);
     void begin_rest(Class& cls, SlotId s);
     void end_rest(Class& cls, SlotId s);
+    void make_guest(Class& cls, SlotId s);
     SlotId take_slot(Class& cls, RecordId record, Seat seat);
     SlotId take_empty(Class& cls, SlotId s);
     void list_closed(SlotId s);

@@ -145,6 +145,43 @@ TEST(SlotCache, GuestsPushOutNoMoreThanTheirPart) {
     }
 }
 
+// What nobody asked for has no claim to the slot that was empty, either: it goes before all that somebody did.
+TEST(SlotCache, APredictionIsAGuestInAnEmptySlotToo) {
+    for (const Policy policy : {Policy::lru, Policy::reuse}) {
+        SlotCache cache(std::vector<uint32_t>(100, 0), std::vector<uint32_t>{16}, policy, 2);
+        cache.visit(0);
+        for (RecordId r = 0; r < 10; ++r) {
+            cache.use(r);
+            touch(cache, r);
+        }
+        for (RecordId r = 20; r < 26; ++r) {
+            ASSERT_NE(cache.lease(r, Seat::trial), kNoSlot);
+            cache.release(r);
+        }
+        EXPECT_EQ(cache.n_guests(0), 6U);
+        EXPECT_EQ(cache.counters().evictions, 0U) << "however many: they cost nobody a slot";
+        cache.keep(23);  // it came true
+        for (RecordId r = 50; r < 55; ++r) {
+            cache.use(r);
+            touch(cache, r);
+        }
+        for (RecordId r = 0; r < 10; ++r) EXPECT_NE(cache.find(r), kNoSlot) << r;
+        for (RecordId r = 20; r < 26; ++r) EXPECT_EQ(cache.find(r) != kNoSlot, r == 23) << r;
+        EXPECT_EQ(cache.n_guests(0), 0U);
+    }
+    // Where every record has a slot nobody has to go, guest or not.
+    SlotCache whole(std::vector<uint32_t>(8, 0), std::vector<uint32_t>{8}, Policy::reuse, 2);
+    for (RecordId r = 0; r < 8; ++r) {
+        ASSERT_NE(whole.lease(r, r % 2 == 0 ? Seat::trial : Seat::member), kNoSlot);
+        whole.release(r);
+    }
+    EXPECT_EQ(whole.n_guests(0), 4U);
+    whole.set_cap(0, 4);
+    EXPECT_EQ(whole.touched(0), 4U);
+    for (RecordId r = 0; r < 8; ++r) touch(whole, r);
+    EXPECT_EQ(whole.n_guests(0), 0U);
+}
+
 TEST(SlotCache, PredictionsAreOnTrialAndWhatTheyCostIsCounted) {
     SlotCache cache(std::vector<uint32_t>(100, 0), std::vector<uint32_t>{16}, Policy::reuse, 2);
     cache.visit(0);
