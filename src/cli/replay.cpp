@@ -153,8 +153,13 @@ Result<Asked> parse(const std::vector<std::string>& arguments) {
         }
     }
     if (asked.traces.empty()) return error(Code::invalid_argument, "which trace? sluice replay TRACE");
-    if (policies.size() == 1 && policies[0] == "all")
-        policies.assign(cache::kPolicyNames.begin(), cache::kPolicyNames.end());
+    if (policies.size() == 1 && policies[0] == "all") {
+        // Without knowledge of the future `hinted` is the default.
+        policies.clear();
+        for (const std::string_view name : cache::kPolicyNames) {
+            if (cache::policy_named(name) != cache::Policy::hinted) policies.emplace_back(name);
+        }
+    }
     for (const std::string& name : policies) {
         const auto policy = cache::policy_named(name);
         if (!policy) {
@@ -279,6 +284,15 @@ int table(const Routes& routes, const std::string& trace, const Asked& asked) {
         std::printf("%s   of the way from lru to best, mean over the rows\n%s   points, against lru\n", gap.c_str(),
                     least.c_str());
     }
+    const auto has = [&](auto&& test) { return std::any_of(asked.rules.begin(), asked.rules.end(), test); };
+    const bool apart =
+        std::all_of(all->begin(), all->end(), [&](const Place& p) { return sizes_are_apart(routes, p.pool); });
+    if (apart && has([](const Rule& r) { return r.policy == cache::Policy::stall; }))
+        std::printf("stall is reuse here: experts compete for slots only with others of their size\n");
+    if (has([](const Rule& r) {
+            return r.policy == cache::Policy::hinted && r.known_layers == 0 && r.known_tokens == 0;
+        }))
+        std::printf("hinted is reuse without --know-layers or --know-tokens\n");
     if (all->size() == 1) {
         std::printf("\n%-12s%16s%12s%12s%16s\n", "", "read per token", "evictions", "read again", "read by prompt");
         for (const Rule& rule : asked.rules) {

@@ -45,6 +45,8 @@ class Run {
         visits_.assign(routes.sets.size(), 0);
         if (rule.profile != nullptr) sched::expect(cache_.order(), *rule.profile);
         if (rule.policy == cache::Policy::hinted) future_.emplace(routes);
+        if (rule.policy == cache::Policy::stall)
+            tell_costs(cache_.order(), routes, rule.read_bytes_per_ns, rule.read_latency);
     }
 
     void visit(const Visit& visit, const Pass& pass, Counts& counts) {
@@ -154,6 +156,26 @@ Result<Pool> pool_of_bytes(const Routes& routes, uint64_t budget) {
     for (const cache::SizeClass& c : layout->classes) pool.slots.push_back(c.n_slots);
     pool.bytes = layout->arena_bytes;
     return pool;
+}
+
+void tell_costs(cache::Order& order, const Routes& routes, double bytes_per_ns, Nanos latency) {
+    const auto known = [](const RouteSet& s) { return s.expert_bytes > 0; };
+    if (!(bytes_per_ns > 0) || !std::all_of(routes.sets.begin(), routes.sets.end(), known)) return;
+    const auto per_byte = [&](const RouteSet& s) {
+        return 1 / bytes_per_ns + static_cast<double>(latency) / static_cast<double>(s.expert_bytes);
+    };
+    for (uint32_t s = 0; s < routes.sets.size(); ++s)
+        order.set_cost(s, per_byte(routes.sets[s]) / per_byte(routes.sets[0]));
+}
+
+bool sizes_are_apart(const Routes& routes, const Pool& pool) {
+    std::vector<uint64_t> size_of_class(pool.slots.size(), 0);
+    for (size_t s = 0; s < routes.sets.size(); ++s) {
+        uint64_t& size = size_of_class[pool.class_of_set[s]];
+        if (size != 0 && size != routes.sets[s].expert_bytes) return false;
+        size = routes.sets[s].expert_bytes;
+    }
+    return true;
 }
 
 sched::Profile profile_of(const Routes& routes) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "cache/policy.h"
 #include "cache/slot_cache.h"
@@ -36,6 +37,9 @@ struct Rule {
     // `hinted`: what is known of the future, exactly: which experts the next layers will choose, and which the layer
     // itself will in the next tokens.
     uint32_t known_layers = 0, known_tokens = 0;
+    // `stall`: a read of n bytes takes the latency and n / `read_bytes_per_ns`.
+    double read_bytes_per_ns = 2;
+    Nanos read_latency = 80'000;
     // What --profile would have told it at the start, from routes of the same model. Outlives the replay.
     const sched::Profile* profile = nullptr;
 };
@@ -65,6 +69,12 @@ sched::Profile profile_of(const Routes& routes);
 Routes first_tokens(const Routes& routes, uint64_t tokens);
 // Its decode from there on, as a turn of its own without a prompt.
 Routes later_tokens(const Routes& routes, uint64_t tokens);
+
+// Tells `stall` what a byte of each layer's experts costs to read, in parts of what one of the first layer's does.
+// Without sizes in the trace it tells nothing.
+void tell_costs(cache::Order& order, const Routes& routes, double bytes_per_ns, Nanos latency);
+// Whether experts compete for slots only with others of their size, as far as sizes are known: then `stall` is `reuse`.
+bool sizes_are_apart(const Routes& routes, const Pool& pool);
 
 // One lookup per distinct expert, layer and batch.
 Outcome replay(const Routes& routes, const Pool& pool, const Rule& rule);

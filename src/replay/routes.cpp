@@ -289,8 +289,7 @@ Result<Routes> read_routes(std::istream& in, const std::string& name) {
         if (line.starts_with("\xFD"
                              "7zXZ") ||
             line.starts_with("\x1F\x8B"))
-            return error(Code::unsupported, "{} is compressed: unpack it first, or xz -dc FILE | sluice replay -",
-                         name);
+            return error(Code::unsupported, "{} is compressed: unpack it first, with xz -dc or gzip -dc", name);
         if (Status s = reader.line(line); !s.ok()) return s;
     }
     return reader.finish();

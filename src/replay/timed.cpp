@@ -325,6 +325,8 @@ Result<Timed> replay_timed(const Routes& routes, const model::Geometry* geometry
     auto bench = Bench::make(routes, geometry, budget, drive, rule);
     if (!bench.ok()) return bench.status();
     sched::Fetcher& fetcher = (*bench)->fetcher();
+    if (rule.policy == cache::Policy::stall)
+        tell_costs((*bench)->fetcher().order(), routes, drive.bytes_per_ns, drive.latency);
     TimedRun run(routes, **bench, compute, rule);
     Timed out, prompts;
     out.slots = fetcher.cache().n_slots();

@@ -227,33 +227,55 @@ Routes drifting(uint32_t layers, uint32_t experts, uint32_t k, uint32_t tokens, 
     return read(text);
 }
 
-// The promise of the default policy (docs/results/cache-policy.md), on parts of the real recordings. Of so few layers
-// hit rates are coarse: the bounds are a little wider than those of the whole.
+// The promise of the default policy (docs/results/cache-policy.md), on parts of the real recordings, as near to what it
+// does there as another compiler's arithmetic allows. Of so few layers hit rates are coarse: only on gpt-oss, and not
+// in the whole of it, LRU is better at some size.
 TEST(Replay, TheDefaultPolicyHasNoCliffIsNotBelowTheControlAndClosesPartOfTheGap) {
     struct Promise {
         const char* file;
-        double closes, below;
+        cache::Seat prompt;
+        double closes, above_lru, least;
     };
-    for (const Promise& p : {Promise{"qwen", 0.30, 0}, Promise{"gemma", 0.27, 0}, Promise{"gptoss", 0.15, 0.012}}) {
+    constexpr cache::Seat kGuest = cache::Seat::guest, kMember = cache::Seat::member;
+    for (const Promise& p :
+         {Promise{"qwen", kGuest, 0.31, 0.015, 0.138}, Promise{"qwen", kMember, 0.315, 0.015, 0.138},
+          Promise{"gemma", kGuest, 0.28, 0.025, 0.114}, Promise{"gemma", kMember, 0.30, 0.027, 0.114},
+          Promise{"gptoss", kGuest, 0.16, -0.008, 0.238}, Promise{"gptoss", kMember, 0.195, -0.0125, 0.238}}) {
         const auto routes = read_routes(std::string(SLUICE_SOURCE_DIR) + "/tests/replay/routes/" + p.file + ".csv");
         ASSERT_TRUE(routes.ok()) << routes.status().message();
-        for (const cache::Seat seat : {cache::Seat::guest, cache::Seat::member}) {
-            double closed = 0;
-            int n = 0;
-            for (uint32_t slots = 2; slots <= 32; ++slots) {
-                const Pool pool = pool_of_slots(*routes, uint64_t{slots} * routes->sets.size());
-                Rule control = rule_of(cache::Policy::lru), rule = rule_of(cache::Policy::reuse);
-                control.prompt_seat = rule.prompt_seat = seat;
-                const Counts lru = replay(*routes, pool, control).decode;
-                const Counts reuse = replay(*routes, pool, rule).decode;
-                EXPECT_GT(reuse.hit_rate(), 0.1) << p.file << " " << slots;
-                EXPECT_GE(reuse.hit_rate(), lru.hit_rate() - p.below) << p.file << " " << slots;
-                if (slots < 4) continue;
-                closed += gap_closed(lru, reuse, optimum(*routes, pool, Bypass::yes).decode);
-                ++n;
-            }
-            EXPECT_GT(closed / n, p.closes) << p.file;
+        double closed = 0;
+        int n = 0;
+        for (uint32_t slots = 2; slots <= 32; ++slots) {
+            const Pool pool = pool_of_slots(*routes, uint64_t{slots} * routes->sets.size());
+            Rule control = rule_of(cache::Policy::lru), rule = rule_of(cache::Policy::reuse);
+            control.prompt_seat = rule.prompt_seat = p.prompt;
+            const Counts lru = replay(*routes, pool, control).decode;
+            const Counts reuse = replay(*routes, pool, rule).decode;
+            EXPECT_GE(reuse.hit_rate(), p.least) << p.file << " " << slots;
+            EXPECT_GE(reuse.hit_rate(), lru.hit_rate() + p.above_lru) << p.file << " " << slots;
+            if (slots < 4) continue;
+            closed += gap_closed(lru, reuse, optimum(*routes, pool, Bypass::yes).decode);
+            ++n;
         }
+        EXPECT_GT(closed / n, p.closes) << p.file;
+    }
+}
+
+// Where even that ends: with no more slots, in all, than one layer chooses experts, each layer pushes out all of the
+// one before. Nobody hits anything there who has to give what came a slot.
+TEST(Replay, BelowOneLayersChoiceNobodyWithoutBypassHitsAnything) {
+    for (const char* file : {"qwen", "gemma", "gptoss"}) {
+        const auto routes = read_routes(std::string(SLUICE_SOURCE_DIR) + "/tests/replay/routes/" + file + ".csv");
+        ASSERT_TRUE(routes.ok()) << routes.status().message();
+        for (uint32_t slots = 1; slots <= routes->top_k; ++slots) {
+            const Pool pool = pool_of_slots(*routes, slots);
+            EXPECT_EQ(replay(*routes, pool, rule_of(cache::Policy::reuse)).decode.hits, 0U) << file << " " << slots;
+            EXPECT_EQ(optimum(*routes, pool, Bypass::no).decode.hits, 0U) << file << " " << slots;
+        }
+        const Pool pool = pool_of_slots(*routes, routes->top_k);
+        EXPECT_GT(optimum(*routes, pool, Bypass::yes).decode.hits, 0U) << file;
+        const Pool more = pool_of_slots(*routes, 2 * routes->top_k);
+        EXPECT_GT(replay(*routes, more, rule_of(cache::Policy::reuse)).decode.hits, 0U) << file;
     }
 }
 
@@ -344,6 +366,31 @@ TEST(Replay, BytesAreThoseOfTheMissesAndBudgetsAreCutAsInTheEngine) {
     EXPECT_FALSE(pool_of_bytes(routes, 100).ok());
     routes.sets[1].expert_bytes = 0;
     EXPECT_EQ(pool_of_bytes(routes, GiB).status().code(), Code::invalid_argument);
+}
+
+// `stall` weighs what a byte of an expert costs to read, which is more where experts are small. So it is `reuse` where
+// all are of one size, or only compete with those of their size; not where sizes share a pool.
+TEST(Replay, StallIsReuseAmongExpertsOfOneSizeOnly) {
+    Routes routes = drifting(4, 16, 2, 100, 6);
+    const auto hits = [&](cache::Policy policy, const Pool& pool) {
+        return replay(routes, pool, rule_of(policy)).decode.hits;
+    };
+    const Pool pool = pool_of_slots(routes, 12);
+    for (RouteSet& s : routes.sets) s.expert_bytes = 3 * 4096;
+    EXPECT_TRUE(sizes_are_apart(routes, pool));
+    EXPECT_EQ(hits(cache::Policy::stall, pool), hits(cache::Policy::reuse, pool));
+    for (uint32_t s = 0; s < 2; ++s) routes.sets[s].expert_bytes = 4096;
+    EXPECT_FALSE(sizes_are_apart(routes, pool));
+    EXPECT_NE(hits(cache::Policy::stall, pool), hits(cache::Policy::reuse, pool));
+    const auto classes = pool_of_bytes(routes, 40 * 4096);
+    ASSERT_TRUE(classes.ok());
+    ASSERT_EQ(classes->slots.size(), 2U);
+    EXPECT_TRUE(sizes_are_apart(routes, *classes));
+    EXPECT_EQ(hits(cache::Policy::stall, *classes), hits(cache::Policy::reuse, *classes));
+    // A drive without latency takes the same for each byte.
+    Rule rule = rule_of(cache::Policy::stall);
+    rule.read_latency = 0;
+    EXPECT_EQ(replay(routes, pool, rule).decode.hits, hits(cache::Policy::reuse, pool));
 }
 
 TEST(Replay, TokensAreCutOffAtEitherEnd) {
