@@ -15,7 +15,9 @@ namespace sluice::store {
 namespace {
 
 Status failed(const char* what, const std::string& path, int error_number) {
-    const Code code = error_number == ENOENT ? Code::not_found : Code::io_error;
+    const Code code = error_number == ENOENT   ? Code::not_found
+                      : error_number == EEXIST ? Code::conflict
+                                               : Code::io_error;
     return error(code, "cannot {} {}: {}", what, path, std::strerror(error_number));
 }
 
@@ -43,7 +45,8 @@ Result<OutputFile> open_beside(Files& files, const std::string& path) {
         // What is taken need not be asked of the file system twice.
         if (name_is_taken(name)) continue;
         auto out = OutputFile::open(files, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
-        if (out.ok() || !name_is_taken(name)) return out;
+        // Taken a moment ago, even if its maker has given it its own name by now.
+        if (out.status().code() != Code::conflict) return out;
     }
     return error(Code::io_error, "cannot write beside {}: {}.tmp and all names like it are taken, remove them", path,
                  path);
@@ -236,7 +239,8 @@ bool name_is_taken(const std::string& path) {
 }
 
 Result<std::string> read_whole(const std::string& path, uint64_t most) {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    // Without waiting for the other end, should it be a pipe.
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return failed("open", path, errno);
     struct stat st {};
     std::string out;

@@ -38,6 +38,28 @@ class ReplaceFile : public ::testing::Test {
     fs::path here_ = fs::temp_directory_path() / fmt::format("sluice-replace-{}", ::getpid());
 };
 
+// Nobody holds the other end: waiting for it would be for ever.
+TEST_F(ReplaceFile, APipeIsNotReadAsAFile) {
+    ASSERT_EQ(::mkfifo(at("pipe").c_str(), 0600), 0);
+    EXPECT_NE(text_of(at("pipe")).find("not a plain file"), std::string::npos) << text_of(at("pipe"));
+}
+
+// Another writer took the name between the look and the open, and has renamed its file since.
+TEST_F(ReplaceFile, ANameThatWasTakenForAMomentIsPassedOver) {
+    class TakenOnce final : public Files {
+      public:
+        int open(const std::string& path, int flags, int& fd) override {
+            if (path.ends_with(".tmp")) return EEXIST;
+            return Files::open(path, flags, fd);
+        }
+    } files;
+    const std::string text = "one";
+    const Status s = replace_file(files, at("a"), std::as_bytes(std::span(text)));
+    ASSERT_TRUE(s.ok()) << s.message();
+    EXPECT_EQ(text_of(at("a")), "one");
+    EXPECT_EQ(names(), 2U);
+}
+
 TEST_F(ReplaceFile, MakesAFileAndReplacesIt) {
     ASSERT_TRUE(put(at("a"), "one").ok());
     ASSERT_TRUE(put(at("a"), "two").ok());
