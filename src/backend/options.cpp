@@ -153,7 +153,8 @@ bool is_auto(const Config& config, bool on) {
 
 Status set_prefetch(Config& config, std::string_view text) {
     if (config.prefetch > 0) config.prefetch_auto = false;
-    if (text != "auto") return set_number(config.prefetch, text, 0U, 64U, "auto or a number from 0 to 64");
+    if (text == "off") text = "0";
+    if (text != "auto") return set_number(config.prefetch, text, 0U, 64U, "auto, off or a number from 0 to 64");
     config.prefetch = 1;
     config.prefetch_auto = true;
     return {};
@@ -261,11 +262,11 @@ constexpr Option kOptions[] = {
      "speed and the time that computing took.",
      [](Config& c, std::string_view t) { return set_word(c.prefill_mode, t, kPrefill); },
      [](const Config& c) { return get_word(c.prefill_mode, kPrefill); }},
-    {"--prefetch", "SLUICE_PREFETCH", "N|auto", "0",
+    {"--prefetch", "SLUICE_PREFETCH", "N|auto|off", "0",
      "In decode, for each of the next N layers, what the last token chose there is expected again: it keeps its slot, "
      "or is read while the drive has nothing else to do. Results are the same bit for bit. Reads early only from a "
      "drive that sluice probe has measured, and costs bandwidth for what is not chosen again. auto: the next layer "
-     "only, and only while tokens that do so were measured to wait less than others. 0: off.",
+     "only, and only while tokens that do so were measured to wait less than others. 0 or off: none.",
      set_prefetch, [](const Config& c) { return is_auto(c, c.prefetch > 0) ? "auto" : fmt::format("{}", c.prefetch); }},
     {"--predict-prefetch", "SLUICE_PREDICT_PREFETCH", "[on|off|auto]", "off",
      "In decode, ask the next layer's router about the hidden state of the layer at hand: what it says keeps its slot, "
@@ -422,6 +423,12 @@ constexpr std::array<const char*, 5> kOtherVariables{"SLUICE_CACHE_DIR", "SLUICE
 constexpr std::array<std::string_view, 10> kFreeText{"-p",     "--prompt", "-sys", "--system-prompt",  "-f",
                                                      "--file", "-m",       "-r",   "--reverse-prompt", "--model"};
 
+// Of these, the ones whose value is no file's name.
+bool is_text(std::string_view flag) {
+    constexpr std::array<std::string_view, 4> kFiles{"-f", "--file", "-m", "--model"};
+    return takes_free_text(flag) && std::find(kFiles.begin(), kFiles.end(), flag) == kFiles.end();
+}
+
 // A switch that may also be given one of a few words.
 bool may_be_bare(const Option& option) {
     return option.value_name != nullptr && option.value_name[0] == '[';
@@ -542,7 +549,12 @@ Status take_options(Config& config, std::vector<std::string>& arguments, Place p
         bool bare = option->value_name == nullptr;
         if (may_be_bare(*option) && equals == std::string::npos) {
             Config trial = config;
-            bare = i + 1 == arguments.size() || !option->set(trial, arguments[i + 1]).ok();
+            const bool word_follows = i + 1 < arguments.size() && !arguments[i + 1].starts_with('-');
+            if (word_follows) {
+                // No program of llama.cpp takes a word that belongs to no flag, so it was meant for this one.
+                if (Status s = option->set(trial, arguments[i + 1]); !s.ok()) return s.within(flag);
+            }
+            bare = !word_follows;
         }
         if (bare) {
             if (equals != std::string::npos) {
@@ -664,14 +676,17 @@ Status validate(const Config& config, const Given& given) {
     if (config.ram_bytes) {
         const uint64_t experts = config.cache_bytes.value_or(config.cache_floor_bytes.value_or(0));
         const uint64_t margin = cache::process_margin(*config.ram_bytes);
+        if (experts == 0 && margin >= *config.ram_bytes) {
+            return error(Code::invalid_argument,
+                         "{} is for the whole process, and {} of it always stay unused: give it more, or auto",
+                         said("--ram"), human_bytes(margin));
+        }
         if (experts + margin >= *config.ram_bytes) {
             return error(Code::invalid_argument,
                          "{} is for the whole process: less the {} of it that stay unused, it cannot hold the "
                          "{} of {} alone, and the rest of the model comes on top of that",
                          said("--ram"), human_bytes(margin), human_bytes(experts),
-                         config.cache_bytes         ? said("--cache-mb")
-                         : config.cache_floor_bytes ? said("--cache-floor-mb")
-                                                    : "experts");
+                         said(config.cache_bytes ? "--cache-mb" : "--cache-floor-mb"));
         }
     }
     if (config.profile != "off" && config.cache_policy == CachePolicy::lru) {
@@ -731,6 +746,23 @@ Status validate(const Config& config, const Given& given) {
     return {};
 }
 
+Status check_outputs(const Config& config, std::span<const std::string> arguments) {
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        if (is_text(arguments[i])) {
+            ++i;
+            continue;
+        }
+        for (const std::string Config::*f : kOutputFiles) {
+            if (one_file(config.*f, arguments[i]))
+                return error(
+                    Code::invalid_argument,
+                    "an output is to be written to {}, which another argument names: give it a file of its own",
+                    arguments[i]);
+        }
+    }
+    return {};
+}
+
 Status check_place(const Config& config, Place place) {
     const Config defaults;
     for (const Option& o : kOptions) {
@@ -763,6 +795,23 @@ Config without_lossy(const Config& config) {
 
 bool has_decode_dials(const Config& config) {
     return asks_memory(config) || config.route_ahead > 0;
+}
+
+std::vector<std::string> as_flags(const Config& config) {
+    const Config defaults;
+    std::vector<std::string> out;
+    for (const Option& o : kOptions) {
+        const std::string value = o.get(config);
+        if (value == o.get(defaults)) continue;
+        if (o.value_name != nullptr) {
+            out.insert(out.end(), {o.flag, value});
+        } else if (value == "1") {
+            out.emplace_back(o.flag);
+        } else if (std::string off = off_flag(o); !off.empty()) {
+            out.push_back(std::move(off));  // where it is empty, the opposite is a row of its own, which stands at 1
+        }
+    }
+    return out;
 }
 
 bool has_outputs(const Config& config) {

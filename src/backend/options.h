@@ -74,6 +74,9 @@ Status read_environment(Config& config, const char* const* environment, Place pl
 // Checks what single values cannot: ranges and combinations. `given` is for messages.
 Status validate(const Config& config, const Given& given = {});
 
+// An output must not be a file that the rest of the command line names, such as that of the prompt (-f).
+Status check_outputs(const Config& config, std::span<const std::string> arguments);
+
 // Settings that mean nothing in `place` are errors.
 Status check_place(const Config& config, Place place);
 
@@ -83,6 +86,9 @@ std::vector<std::string> lossy_options(const Config& config);
 Config without_lossy(const Config& config);
 // Whether some of them act in decode only: prompts, and so a perplexity over whole batches, know nothing of them.
 bool has_decode_dials(const Config& config);
+
+// Words of a command line that makes `config` of the defaults; a switch by whichever of its flags turns it there.
+std::vector<std::string> as_flags(const Config& config);
 
 // Whether any file, endpoint or view follows the run.
 bool has_outputs(const Config& config);

@@ -115,6 +115,11 @@ std::string size_text(uint64_t bytes) {
                                             : fmt::format("{}K", (bytes + KiB - 1) / KiB);
 }
 
+Config without_sizes(Config config) {
+    config.ram_bytes = config.cache_bytes = config.cache_floor_bytes = config.cache_ceil_bytes = std::nullopt;
+    return config;
+}
+
 std::string command_for(const Asked& asked, const plan::Report& r, bool all_fit) {
     std::string out = "sluice run";
     std::vector<std::string> words = asked.rest;
@@ -128,6 +133,7 @@ std::string command_for(const Asked& asked, const plan::Report& r, bool all_fit)
     for (const std::string& w : words) out += " " + plan::quoted_for_shell(w);
     // What was told is told again; what was chosen is named, so that the run is the one that was planned.
     const Config& c = asked.config;
+    for (const std::string& w : backend::as_flags(without_sizes(c))) out += " " + plan::quoted_for_shell(w);
     if (c.ram_bytes) out += " --ram " + size_text(*c.ram_bytes);
     if (c.cache_floor_bytes) out += " --cache-floor-mb " + size_text(*c.cache_floor_bytes);
     if (c.cache_ceil_bytes) out += " --cache-ceil-mb " + size_text(*c.cache_ceil_bytes);

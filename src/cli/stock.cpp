@@ -201,6 +201,7 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config, cons
     if (Status s = backend::take_options(config, arguments, place, taken, &given); !s.ok()) return s;
     // Here, where it is known how each value was given.
     if (Status s = backend::validate(config, given); !s.ok()) return s;
+    if (Status s = backend::check_outputs(config, arguments); !s.ok()) return s;
     // The plug-in named for stock tools would be a second copy of what this program already contains.
     if (const char* plugin = std::getenv("GGML_BACKEND_PATH");
         plugin != nullptr && std::strstr(plugin, "ggml-sluice") != nullptr) {

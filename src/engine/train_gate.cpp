@@ -33,7 +33,8 @@ constexpr uint64_t kMostRouterBytes = GiB;
 class ReadFile {
   public:
     static Result<ReadFile> open(const std::string& path) {
-        const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        // Without waiting for the other end, should it be a pipe.
+        const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         if (fd < 0) return error(Code::not_found, "cannot open {}: {}", path, std::strerror(errno));
         ReadFile file(fd, path);
         struct stat st {};
@@ -147,7 +148,9 @@ class Features {
         if ((f.file.size() - begin) % row != 0)
             notes.push_back(fmt::format("{}: the last token is cut off and left out", path));
         f.rows = std::min(there, asked.tokens - rows_);
-        if (f.rows < there)
+        if (f.rows == 0 && there > 0) {
+            notes.push_back(fmt::format("{} is not used: there are tokens enough without it (--tokens)", path));
+        } else if (f.rows < there)
             notes.push_back(fmt::format("{}: only the first {} of {} tokens are used (--tokens)", path, f.rows, there));
         std::string bytes(row, '\0');
         for (uint64_t r = 0; r < f.rows; ++r) {
@@ -156,9 +159,30 @@ class Features {
             if (!route::is_feature_row(bytes))
                 return error(Code::corrupt, "{}: token {} was changed since it was written; record it anew", path, r);
         }
+        for (const FeatureFile& other : files_) {
+            const auto repeated = begin_alike(f, other);
+            if (!repeated.ok()) return repeated.status();
+            if (*repeated)
+                return error(Code::invalid_argument,
+                             "{} and {} begin with the same tokens and only one goes on: give the longer one alone",
+                             other.file.path(), path);
+        }
         rows_ += f.rows;
         files_.push_back(std::move(f));
         return {};
+    }
+
+    // Whether all of one is how the other begins, as of one run that was recorded twice: its tokens would count twice.
+    [[nodiscard]] Result<bool> begin_alike(const FeatureFile& a, const FeatureFile& b) const {
+        const size_t row = route::feature_row_bytes(shape_);
+        const uint64_t rows = std::min(a.rows, b.rows);
+        std::string of_a(row, '\0'), of_b(row, '\0');
+        for (uint64_t r = 0; r < rows; ++r) {
+            if (Status s = a.file.read(a.begin + r * row, of_a); !s.ok()) return s;
+            if (Status s = b.file.read(b.begin + r * row, of_b); !s.ok()) return s;
+            if (of_a != of_b) return false;
+        }
+        return rows > 0;
     }
 
     static Status same_model(const route::FeatureShape& file, const route::FeatureShape& model) {

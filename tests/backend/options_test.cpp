@@ -103,11 +103,27 @@ TEST(Options, AValueGoesRoundTheTable) {
             Config config;
             ASSERT_TRUE(o.set(config, text).ok()) << o.flag << " " << text;
             EXPECT_EQ(o.get(config), text) << o.flag;
+            // As plan prints it.
+            std::vector<std::string> flags = as_flags(config);
+            Config again;
+            EXPECT_TRUE(take_options(again, flags, o.where == Where::serve_only ? Place::serve : Place::run).ok());
+            EXPECT_TRUE(flags.empty()) << o.flag << " " << text << " leaves " << flags.front();
+            for (const Option& any : options()) EXPECT_EQ(any.get(again), any.get(config)) << any.flag;
         }
     }
+    EXPECT_TRUE(as_flags(Config()).empty());
 }
 
-// A switch that may be given a word takes the next argument only if it is one.
+TEST(Options, AnOutputIsNoFileOfTheRestOfTheCommandLine) {
+    Config config;
+    config.csv = "story.txt";
+    const auto checked = [&](std::vector<std::string> arguments) { return check_outputs(config, arguments); };
+    EXPECT_NE(checked({"-f", "story.txt"}).message().find("give it a file of its own"), std::string::npos);
+    EXPECT_FALSE(checked({"-n", "4", "--log-file", "story.txt"}).ok());
+    EXPECT_TRUE(checked({"-p", "story.txt", "-f", "other.txt"}).ok()) << "a prompt is no file";
+    EXPECT_TRUE(checked({"-f"}).ok());
+}
+
 TEST(Options, WhatIsReadIsNotWrittenUnderAnotherNameEither) {
     const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "sluice-options-links";
     std::filesystem::remove_all(folder);
@@ -130,6 +146,7 @@ TEST(Options, WhatIsReadIsNotWrittenUnderAnotherNameEither) {
     std::filesystem::remove_all(folder);
 }
 
+// A switch that may be given a word takes the next argument if that is no flag.
 TEST(Options, ASwitchMayBeGivenAWord) {
     const auto given = [](std::vector<std::string> arguments, std::vector<std::string> rest = {}) {
         Config config;
@@ -148,6 +165,13 @@ TEST(Options, ASwitchMayBeGivenAWord) {
     std::vector<std::string> wrong{"--predict-prefetch=sometimes"};
     const Status s = take_options(config, wrong, Place::run);
     EXPECT_NE(s.message().find("one of on, off, auto"), std::string::npos) << s.message();
+    wrong = {"--predict-prefetch", "sometimes"};
+    const Status apart = take_options(config, wrong, Place::run);
+    EXPECT_NE(apart.message().find("--predict-prefetch"), std::string::npos) << apart.message();
+    EXPECT_NE(apart.message().find("one of on, off, auto"), std::string::npos) << apart.message();
+    std::vector<std::string> off{"--prefetch", "2", "--prefetch", "off"};
+    ASSERT_TRUE(take_options(config, off, Place::run).ok());
+    EXPECT_EQ(config.prefetch, 0U);
 }
 
 TEST(Options, AutoIsOfTheGuessesThatAreOn) {

@@ -130,6 +130,16 @@ def trained(arguments, directory, seen, first_row, plain, plain_rows):
     os.link(seen, link)
     _, said = train(arguments, arguments.model, seen, link, "-o", again, code=1)
     assert f"{link} is given twice" in said, said
+    begun = os.path.join(directory, "begun")
+    with open(seen, "rb") as file, open(begun, "wb") as half:
+        half.write(file.read(len(held) // 2))
+    for files in ([seen, begun], [begun, seen]):
+        _, said = train(arguments, arguments.model, *files, "-o", again, code=1)
+        assert "begin with the same tokens" in said, said
+    pipe = os.path.join(directory, "pipe")
+    os.mkfifo(pipe)
+    _, said = train(arguments, arguments.model, pipe, "-o", again, code=1)
+    assert f"{pipe} is no file" in said, said
     _, said = train(arguments, arguments.model, seen, "-o", os.path.join(directory, "none", "gate"), code=1)
     assert "there is no directory" in said, said
     with open(again, "rb") as file:

@@ -183,6 +183,7 @@ fails_saying "plan of a lossy run" 2 "sluice quality" "$sluice" plan "$model" --
 fails_saying "help for no command" 2 "there is no command nosuch" "$sluice" help nosuch
 fails_saying "plan with two sizes" 2 "give one or the other" "$sluice" plan "$model" --cache-mb 3 --cache-ceil-mb 4
 fails_saying "plan with more for experts than for all" 2 "is for the whole process" "$sluice" plan "$model" --ram 1G --cache-mb 1G
+fails_saying "plan with nothing but the reserve" 2 "always stay unused" env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram 1
 fails_saying "plan with a cache below one expert" 1 "cannot hold a single expert" "$sluice" plan "$model" --cache-mb 0.001
 fails_saying "plan with too little memory, with the arithmetic" 1 "leave too little for experts" env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram 20M
 fails_saying "doctor with a wrong argument" 2 "--frobnicate" "$sluice" doctor "$model" --frobnicate
@@ -222,6 +223,7 @@ for words in "dense weights" "predicted: at most" "not measured" "sluice probe" 
     check "the plan tells \"$words\"" grep -qF -- "$words" "$work/plan.txt"
 done
 check "it fits 80 columns" env -C "$(dirname "$model")" bash -c '[ "$("$0" plan "$1" -t 1 -c 256 | grep -v "^run it\|^note" | wc -L)" -le 80 ]' "$sluice" "$(basename "$model")"
+check "its command has every option of ours" bash -c '"$0" plan "$1" -t 1 -c 256 --prefetch 2 --no-overlap | grep -q -e "^run it:.* --no-overlap --prefetch 2"' "$sluice" "$model"
 check "what it measured is kept" grep -q '"kind":"speed"' "$SLUICE_CACHE_DIR/runs.jsonl"
 "$sluice" run -m "$model" -p "In the beginning" --temp 0 "${planned[@]}" </dev/null >/dev/null 2>&1
 check "a run leaves a line" grep -q '"kind":"run"' "$SLUICE_CACHE_DIR/runs.jsonl"
