@@ -245,8 +245,8 @@ constexpr Option kOptions[] = {
      "Wait until all experts of a layer are there before any of them is computed with: for comparison.",
      set_off<&Config::overlap>, get_off<&Config::overlap>},
     {"--wave", "SLUICE_WAVE", "auto|N", "auto",
-     "With overlap, how many experts a launch waits for at least while others are read, 1 to 64. auto computes each as "
-     "it comes.",
+     "With overlap, how many experts a launch waits for while others are read, 1 to 64. It does not wait for the last "
+     "one alone, whose read may be stuck. auto computes each as it comes.",
      [](Config& c, std::string_view t) {
          if (t == "auto") {
              c.wave = 0;

@@ -62,6 +62,9 @@ void stand_apart(ggml_tensor& t) {
     t.nb[3] = t.nb[1] * static_cast<size_t>(t.ne[2]);
 }
 
+// Stage of a row whose expert has no slot: not yet, or not any more.
+constexpr uint8_t kNoSeat = 3;
+
 bool is_prompt(Mode mode) {
     return mode == Mode::micro || mode == Mode::macro;
 }
@@ -75,6 +78,12 @@ uint64_t record_bytes(const model::ExpertSet& set) {
     uint64_t bytes = 0;
     for (const model::ExpertTensor& t : set.tensors) bytes += t.bytes_per_expert;
     return bytes;
+}
+
+// Of `open` experts that are not computed, so many are worth a launch while others are read, although the user prefers
+// `wave` of them. The last one is not waited for: its read may be stuck.
+size_t worth_a_launch(size_t wave, size_t open) {
+    return std::clamp<size_t>(wave, 1, std::max<size_t>(open, 2) - 1);
 }
 
 char* row_at(const ggml_tensor* t, int64_t i1, int64_t i2) {
@@ -652,8 +661,17 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     if (leased < records_.size()) {
         // With the block's first product. What comes after its others is placed when its turn is.
         if (runtime.overlap && early_placed_ == early_nodes_.at.size()) find_early(graph, at, runtime);
-        status = accounted(runtime, weight.set, [&] { return run_in_waves(node, weight, leased); });
+        const size_t rounds = leased == 0 ? records_.size() : (records_.size() + leased - 1) / leased;
+        phase(runtime).waves += rounds;
+        pass_->waves += static_cast<int64_t>(rounds);
+        timed_ = nullptr;
+        const bool by_rank = runtime.overlap && find_ranks(graph, at, runtime);
+        status = accounted(runtime, weight.set, [&] {
+            return by_rank ? run_ranks_in_waves(weight, leased) : run_in_waves(node, weight, leased);
+        });
+        count_evictions(runtime);
         records_.clear();
+        if (by_rank && status == GGML_STATUS_SUCCESS) end_ranks(at);
         return status;
     }
     held_.weight = &weight;
@@ -678,9 +696,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     held_.reading = true;
     batch_.emplace();
     find_early(graph, at, runtime);
-    find_rank_block(graph, at, weight_of_, early_nodes_, block_);
-    if (block_.empty() || block_.nodes.size() > kMaxNodes ||
-        rows_.size() > runtime.own_bytes / std::max<size_t>(1, block_.row_bytes)) {
+    if (!find_ranks(graph, at, runtime)) {
         ask_for_all(weight);
         accounted(runtime, weight.set, [&] {
             look_ahead(weight);
@@ -689,10 +705,9 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
         status = compute_early();
         return status == GGML_STATUS_SUCCESS ? compute_held(node, weight) : status;
     }
-    if (pass_->wants.routes)
-        std::for_each(block_.nodes.begin(), block_.nodes.end(), [this](auto* n) { note_weights(n); });
-    at = block_.end - 1;
-    return accounted(runtime, weight.set, [&] { return run_ranks(weight); });
+    status = accounted(runtime, weight.set, [&] { return run_ranks(weight); });
+    if (status == GGML_STATUS_SUCCESS) end_ranks(at);
+    return status;
 }
 
 // The node's experts are leased, and there or on their way.
@@ -814,7 +829,7 @@ ggml_status MoeExecutor::run_as_they_come(ggml_tensor* node, const WeightRef& we
         const auto there =
             std::partition(left.begin(), left.end(), [&](RecordId r) { return fetcher.ready(r, which); });
         const auto n = static_cast<size_t>(there - left.begin());
-        if (n < std::min<size_t>(std::max(1U, weight.runtime->wave), left.size())) {
+        if (n < worth_a_launch(weight.runtime->wave, left.size())) {
             if (Status s = fetcher.wait_some(*batch_, pass_, stop_); !s.ok()) return fail(std::move(s));
             continue;
         }
@@ -827,36 +842,29 @@ ggml_status MoeExecutor::run_as_they_come(ggml_tensor* node, const WeightRef& we
 
 // ---- rows of several experts, computed as these come
 
+// Whether the block that begins here can be computed by ranks: block_ is it then.
+bool MoeExecutor::find_ranks(ggml_cgraph* graph, int at, const ModelRuntime& runtime) {
+    find_rank_block(graph, at, weight_of_, early_nodes_, block_);
+    return !block_.empty() && block_.nodes.size() <= kMaxNodes &&
+           rows_.size() <= runtime.own_bytes / std::max<size_t>(1, block_.row_bytes);
+}
+
 // What is there is computed first, while the rest is read; then the rows of each expert when its matrices are there.
 ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
     sched::Fetcher& fetcher = *weight.runtime->fetcher;
     const size_t rows = order_rows(weight);
-    // The first expert's matrices up to the last product, then the next one's before the first one's last, and so on.
-    parts_.clear();
-    const auto early = block_.before_last != 0 ? block_.before_last : block_.all;
-    const auto late = static_cast<sched::ComponentMask>(~early);
-    for (size_t i = 0; i < rows; i = end_of_expert(i)) {
-        parts_.push_back({row_record_[i], early});
-        if (i > 0) parts_.push_back({row_record_[i - 1], late});
-    }
-    parts_.push_back({row_record_.back(), late});
-    fetcher.request(*batch_, parts_, pass_);
+    group_.clear();
+    for (size_t i = 0; i < rows; i = end_of_expert(i)) group_.push_back(row_record_[i]);
+    ask_for_ranks(fetcher, *batch_, group_, UINT8_MAX);
     plan_next(weight);
     look_ahead(weight);
     if (const ggml_status status = compute_early(); status != GGML_STATUS_SUCCESS) return status;
     fetcher.look(pass_);
 
-    size_t bytes = 0;
-    rank_begin_.clear();
-    for (const ggml_tensor* node : block_.nodes) {
-        rank_begin_.push_back(bytes);
-        bytes = align_up(bytes + rows * node->nb[1], size_t{64});
-    }
-    if (rank_scratch_.size() < bytes) rank_scratch_.resize(bytes);
-    stage_.assign(rows, block_.last_product == 0 ? 1 : 0);
-
+    begin_ranks(rows);
+    stage_.assign(rows, first_stage());
     for (size_t left = rows; left > 0;) {
-        const size_t finished = append_ready_ranks(weight);
+        const size_t finished = append_ready_ranks(weight, kMaxNodes);
         if (ggml_graph_n_nodes(graph_) == 0) {
             if (Status s = fetcher.wait_some(*batch_, pass_, stop_); !s.ok()) return fail(std::move(s));
             continue;
@@ -866,31 +874,121 @@ ggml_status MoeExecutor::run_ranks(const WeightRef& weight) {
         if (status != GGML_STATUS_SUCCESS) return status;
         fetcher.look(pass_);
     }
-
-    // The graph's memory becomes what it would be had the nodes been computed one after the other.
-    for (size_t n = 0; n < block_.nodes.size(); ++n) {
-        while (is_early_before(block_.at[n])) place_early();
-        ggml_tensor* node = block_.nodes[n];
-        for (size_t i = 0; i < rows; ++i)
-            std::memcpy(row_at(node, order_[i].k, order_[i].t), rank_row(n, i), node->nb[1]);
-        clear_dropped_rows(node);
-    }
     return GGML_STATUS_SUCCESS;
 }
 
+// The first expert's matrices up to the last product, then the next one's before the first one's last, and so on; of
+// all of them those in `which`.
+void MoeExecutor::ask_for_ranks(sched::Fetcher& fetcher, sched::Batch& batch, std::span<const RecordId> records,
+                                sched::ComponentMask which) {
+    const auto early =
+        static_cast<sched::ComponentMask>(which & (block_.before_last != 0 ? block_.before_last : block_.all));
+    const auto late = static_cast<sched::ComponentMask>(which & ~early);
+    parts_.clear();
+    for (size_t i = 0; i < records.size(); ++i) {
+        parts_.push_back({records[i], early});
+        if (i > 0) parts_.push_back({records[i - 1], late});
+    }
+    if (!records.empty()) parts_.push_back({records.back(), late});
+    fetcher.request(batch, parts_, pass_);
+}
+
+// Memory for these rows of all nodes.
+void MoeExecutor::begin_ranks(size_t rows) {
+    size_t bytes = 0;
+    rank_begin_.clear();
+    for (const ggml_tensor* node : block_.nodes) {
+        rank_begin_.push_back(bytes);
+        bytes = align_up(bytes + rows * node->nb[1], size_t{64});
+    }
+    if (rank_scratch_.size() < bytes) rank_scratch_.resize(bytes);
+}
+
+// All rows are computed: the graph's memory becomes what it would be had the nodes been computed one after the other.
+// `at` is then the block's last node.
+void MoeExecutor::end_ranks(int& at) {
+    for (size_t n = 0; n < block_.nodes.size(); ++n) {
+        while (is_early_before(block_.at[n])) place_early();
+        ggml_tensor* node = block_.nodes[n];
+        if (pass_->wants.routes) note_weights(node);
+        for (size_t i = 0; i < order_.size(); ++i)
+            std::memcpy(row_at(node, order_[i].k, order_[i].t), rank_row(n, i), node->nb[1]);
+        clear_dropped_rows(node);
+    }
+    at = block_.end - 1;
+}
+
+// The block does not fit: its experts come, compute and go. Who is computed makes room at once for who has no slot yet,
+// whoever came before and is still being read, so that a read that is stuck holds one slot and nothing else.
+ggml_status MoeExecutor::run_ranks_in_waves(const WeightRef& weight, size_t leased) {
+    sched::Fetcher& fetcher = *weight.runtime->fetcher;
+    const store::RecordStore& store = *weight.runtime->store;
+    const size_t rows = order_rows(weight);
+    begin_ranks(rows);
+    stage_.assign(rows, kNoSeat);
+    sched::Batch batch;
+    size_t asked = 0, held = 0;  // records_ before `asked` are or were leased and asked for; `held`: leased now
+    const auto end = [&](ggml_status status) {
+        fetcher.give_up(batch);
+        for (size_t i = 0; i < rows; i = end_of_expert(i)) {
+            if (stage_[i] != kNoSeat) fetcher.release({&row_record_[i], 1});
+        }
+        fetcher.release(std::span(records_).subspan(asked, leased - asked));
+        return status;
+    };
+    const auto set_stage = [&](size_t place, uint8_t stage) {
+        std::fill(stage_.begin() + static_cast<std::ptrdiff_t>(place),
+                  stage_.begin() + static_cast<std::ptrdiff_t>(end_of_expert(place)), stage);
+    };
+    const size_t room = leased;
+    for (size_t left = rows; left > 0;) {
+        while (held == 0 && asked == leased) {
+            if (!fetcher.wait_for_any(pass_, stop_)) {
+                if (stop_()) return end(GGML_STATUS_ABORTED);
+                return end(fail(error(Code::internal, "no slot is free although nothing is leased")));
+            }
+            leased += fetcher.lease(std::span(records_).subspan(leased), seat_in(mode_));
+        }
+        if (asked < leased) {
+            ask_for_ranks(fetcher, batch, std::span(records_).subspan(asked, leased - asked), block_.all);
+            held += leased - asked;
+            for (; asked < leased; ++asked)
+                set_stage(static_cast<size_t>(place_[store.expert_of(records_[asked])]), first_stage());
+        }
+        if (const ggml_status status = compute_early(); status != GGML_STATUS_SUCCESS) return end(status);
+        fetcher.look(pass_);
+        // Half of them at a time: while these compute, the others are read.
+        const size_t half = std::max<size_t>({1, weight.runtime->wave, (room + 1) / 2});
+        left -= append_ready_ranks(weight, leased < records_.size() ? half : kMaxNodes);
+        if (ggml_graph_n_nodes(graph_) == 0) {
+            if (Status s = fetcher.wait_some(batch, pass_, stop_); !s.ok()) return end(fail(std::move(s)));
+            continue;
+        }
+        if (const ggml_status status = flush(); status != GGML_STATUS_SUCCESS) return end(status);
+        for (size_t i = 0; i < rows; i = end_of_expert(i)) {
+            if (stage_[i] != 2) continue;
+            fetcher.release({&row_record_[i], 1});
+            set_stage(i, kNoSeat);
+            --held;
+            leased += fetcher.lease(std::span(records_).subspan(leased), seat_in(mode_));
+        }
+    }
+    return end(GGML_STATUS_SUCCESS);
+}
+
 // Rows of experts that are there come first, those of one expert lie side by side. Otherwise in the order in which the
-// router chose; a prompt's in that of the file. Returns how many there are.
+// router chose; a prompt's in that of the file. place_ says where each expert's begin. Returns how many there are.
 size_t MoeExecutor::order_rows(const WeightRef& weight) {
     const sched::Fetcher& fetcher = *weight.runtime->fetcher;
     const store::RecordStore& store = *weight.runtime->store;
     const ggml_tensor* ids = block_.nodes[0]->src[2];
     order_.clear();
     row_record_.clear();
-    place_.assign(row_begin_.size() - 1, 0);  // 1: an expert's rows are there already
+    place_.assign(row_begin_.size() - 1, -1);  // where an expert's rows begin
     const auto add = [&](uint32_t e, bool resident) {
         const RecordId r = store.record(weight.set, e);
-        if (place_[e] != 0 || fetcher.resident(r) != resident) return;
-        place_[e] = 1;
+        if (place_[e] >= 0 || fetcher.resident(r) != resident) return;
+        place_[e] = static_cast<int32_t>(order_.size());
         order_.insert(order_.end(), rows_.begin() + row_begin_[e], rows_.begin() + row_begin_[e + 1]);
         row_record_.resize(order_.size(), r);
     };
@@ -915,9 +1013,9 @@ size_t MoeExecutor::end_of_expert(size_t place) const {
     return place;
 }
 
-// Appends what can be computed now, or as much of it as is good for one launch; returns how many rows are done with
-// that.
-size_t MoeExecutor::append_ready_ranks(const WeightRef& weight) {
+// Appends what can be computed now, or as much of it as is good for one launch, of `most_experts` at most; returns how
+// many rows are done with that.
+size_t MoeExecutor::append_ready_ranks(const WeightRef& weight, size_t most_experts) {
     const sched::Fetcher& fetcher = *weight.runtime->fetcher;
     const size_t rows = order_.size();
     const auto whole = [&](size_t i) { return fetcher.ready(row_record_[i], block_.all); };
@@ -929,10 +1027,10 @@ size_t MoeExecutor::append_ready_ranks(const WeightRef& weight) {
         able += can(i) ? 1 : 0;
         open += stage_[i] < 2 ? 1 : 0;
     }
-    if (able < std::min<size_t>(std::max(1U, weight.runtime->wave), open)) return 0;
+    if (able < worth_a_launch(weight.runtime->wave, open)) return 0;
     size_t finished = 0, taken = 0, experts = 0;
     const size_t most_rows = std::max<size_t>(1, kLaunchBytes / block_.row_bytes);
-    const size_t most_experts = kMaxNodes / block_.nodes.size();
+    most_experts = std::min(most_experts, kMaxNodes / block_.nodes.size());
     const auto has_room = [&](size_t i) {
         return experts == 0 || (experts < most_experts && taken + end_of_expert(i) - i <= most_rows);
     };
@@ -1055,17 +1153,16 @@ ggml_tensor* MoeExecutor::rank_rows(const ggml_tensor* src, size_t begin, size_t
     return rows;
 }
 
-// The block does not fit: its experts come, compute and go, this node's component only, and while some are computed the
-// next are read into the slots of those that are done. They are computed as they come, but go in their order, so that
-// what the cache holds afterwards does not depend on the drive's mood.
+// The same for one node of a block that cannot be computed by ranks: of its experts this node's component only.
 ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight, size_t leased) {
     ModelRuntime& runtime = *weight.runtime;
     sched::Fetcher& fetcher = *runtime.fetcher;
     const auto which = cache::component_bit(weight.component);
-    timed_ = nullptr;
     sched::Batch batch;
-    size_t gone = 0, asked = 0;  // records_ from `gone` to before `leased` are leased, those before `asked` asked for
-    stage_.assign(records_.size(), 0);  // 1: computed
+    // records_ before `leased` are or were leased, those before `asked` asked for; `done` are computed, and before
+    // `first` all are.
+    size_t asked = 0, done = 0, first = 0;
+    stage_.assign(records_.size(), 0);  // 1: computed, and its lease has ended
     const auto ask = [&] {
         parts_.clear();
         for (; asked < leased; ++asked) parts_.push_back({records_[asked], which});
@@ -1073,15 +1170,14 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
     };
     const auto give_up = [&](ggml_status status) {
         fetcher.give_up(batch);
-        fetcher.release(std::span(records_).subspan(gone, leased - gone));
+        for (size_t i = first; i < leased; ++i) {
+            if (stage_[i] == 0) fetcher.release({&records_[i], 1});
+        }
         return status;
     };
-    const size_t room = std::max<size_t>(1, leased);
-    const size_t rounds = (records_.size() + room - 1) / room;
-    phase(runtime).waves += rounds;
-    pass_->waves += static_cast<int64_t>(rounds);
-    while (gone < records_.size()) {
-        while (gone == leased) {
+    const size_t room = leased;
+    while (done < records_.size()) {
+        while (done == leased) {
             if (!fetcher.wait_for_any(pass_, stop_)) {
                 if (stop_()) return give_up(GGML_STATUS_ABORTED);
                 return give_up(fail(error(Code::internal, "no slot is free although nothing is leased")));
@@ -1091,14 +1187,13 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
         ask();
         if (const ggml_status status = compute_early(); status != GGML_STATUS_SUCCESS) return give_up(status);
         fetcher.look(pass_);
-        size_t open = 0;
+        while (first < leased && stage_[first] != 0) ++first;
         group_.clear();
-        for (size_t i = gone; i < leased; ++i) {
-            if (stage_[i] != 0) continue;
-            ++open;
-            if (fetcher.ready(records_[i], which)) group_.push_back(records_[i]);
+        for (size_t i = first; i < leased; ++i) {
+            if (stage_[i] == 0 && fetcher.ready(records_[i], which)) group_.push_back(records_[i]);
         }
-        const size_t least = std::min(open, runtime.overlap ? std::max<size_t>(1, runtime.wave) : open);
+        const size_t open = leased - done;
+        const size_t least = runtime.overlap ? worth_a_launch(runtime.wave, open) : open;
         if (group_.size() < least) {
             if (Status s = fetcher.wait_some(batch, pass_, stop_); !s.ok()) return give_up(fail(std::move(s)));
             continue;
@@ -1108,18 +1203,15 @@ ggml_status MoeExecutor::run_in_waves(ggml_tensor* node, const WeightRef& weight
             group_.resize(std::min(group_.size(), std::max(least, (room + 1) / 2)));
         const ggml_status status = run_gathered(node, weight, group_);
         if (status != GGML_STATUS_SUCCESS) return give_up(status);
-        for (size_t i = gone, n = 0; n < group_.size(); ++i) {
-            if (records_[i] == group_[n]) {
-                stage_[i] = 1;
-                ++n;
-            }
-        }
-        while (gone < leased && stage_[gone] != 0) {
-            fetcher.release(std::span(records_).subspan(gone++, 1));
+        for (size_t i = first, n = 0; n < group_.size(); ++i) {
+            if (records_[i] != group_[n]) continue;
+            ++n;
+            ++done;
+            stage_[i] = 1;
+            fetcher.release({&records_[i], 1});
             leased += fetcher.lease(std::span(records_).subspan(leased), seat_in(mode_));
         }
     }
-    count_evictions(runtime);
     return GGML_STATUS_SUCCESS;
 }
 

@@ -95,10 +95,18 @@ class MoeExecutor {
     void end_block();
     void ask_for_all(const WeightRef& weight);
     ggml_status run_as_they_come(ggml_tensor* node, const WeightRef& weight);
+    bool find_ranks(ggml_cgraph* graph, int at, const ModelRuntime& runtime);
     ggml_status run_ranks(const WeightRef& weight);
+    ggml_status run_ranks_in_waves(const WeightRef& weight, size_t leased);
+    void ask_for_ranks(sched::Fetcher& fetcher, sched::Batch& batch, std::span<const RecordId> records,
+                       sched::ComponentMask which);
+    void begin_ranks(size_t rows);
+    void end_ranks(int& at);
+    // Of a row that nobody has computed: what comes before the last product needs no expert if there is but one.
+    [[nodiscard]] uint8_t first_stage() const { return block_.last_product == 0 ? 1 : 0; }
     size_t order_rows(const WeightRef& weight);
     [[nodiscard]] size_t end_of_expert(size_t place) const;
-    size_t append_ready_ranks(const WeightRef& weight);
+    size_t append_ready_ranks(const WeightRef& weight, size_t most_experts);
     void append_ranks(const WeightRef& weight, size_t begin, size_t end, size_t first_node, size_t last_node);
     void append_rank_product(ggml_tensor* node, const WeightRef& weight, size_t begin, size_t end, size_t number);
     ggml_tensor* rank_rows(const ggml_tensor* src, size_t begin, size_t end);
@@ -217,7 +225,7 @@ class MoeExecutor {
     RankBlock block_;
     std::vector<Row> order_;            // those whose experts were there first; in memory of our own they lie so
     std::vector<RecordId> row_record_;  // by place in order_
-    std::vector<uint8_t> stage_;        // by place: 0 before the last product, 1 before it ends, 2 done
+    std::vector<uint8_t> stage_;        // by place: 0 before the last product, 1 before it ends, 2 done, 3 no slot
     std::vector<size_t> rank_begin_;    // by node, into rank_scratch_
     std::vector<std::byte> rank_scratch_;
 };

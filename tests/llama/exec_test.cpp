@@ -567,34 +567,140 @@ TEST_F(ExecutorTest, WithoutOverlapItIsTheSame) {
     }
 }
 
-// R35: one expert's read hangs; all others are read and computed meanwhile, for one token and for several.
+// R35: one expert's read hangs; all others are read and computed meanwhile, for one token, for several and for a
+// prompt, at every wave width, with as few slots as two: the stuck one has one, all others come and go in what is left.
+// A block that cannot be computed by ranks gives its nodes' results one after the other, so there it holds for the node
+// that waits: all others are read before that if they have slots, else when their nodes' turn is.
 TEST_F(ExecutorTest, AStuckReadOfOneExpertDelaysNoOther) {
-    constexpr Nanos kStall = 10'000'000'000;
+    constexpr Nanos kStall = 10'000'000'000, kSoon = kStall / 100;
     for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{40}}) {
-        for (const uint64_t stuck : {0ULL, 4ULL, 14ULL}) {
-            ASSERT_NO_FATAL_FAILURE(start({.tokens = tokens, .router = true, .shared = true}, 5));
-            ASSERT_NO_FATAL_FAILURE(stream(12, {}));
-            clock_ = VirtualClock();
-            engine_->fault_at(stuck, io::Fault::stall(kStall));
-            ASSERT_EQ(compute(true), GGML_STATUS_SUCCESS);
-            expect_same("stuck");
-            EXPECT_GE(clock_.now(), kStall);
-            for (const io::SimRead& r : engine_->history()) {
-                if (r.fault == io::Fault::Kind::none) {
-                    EXPECT_LT(r.finished, kStall / 100);
+        ASSERT_NO_FATAL_FAILURE(start({.tokens = tokens, .router = true, .shared = true}, 5));
+        for (const uint32_t slots : {2U, 4U, 12U}) {
+            for (const uint32_t wave : {0U, 1U, 2U, 4U, 64U}) {
+                for (const uint64_t stuck : {0ULL, 4ULL, 14ULL}) {
+                    for (const bool by_node : {false, true}) {
+                        const std::string what = fmt::format("{} tokens, {} slots, wave {}, read {}, by node {}",
+                                                             tokens, slots, wave, stuck, by_node);
+                        ASSERT_NO_FATAL_FAILURE(stream(slots, {}, true, wave, by_node));
+                        clock_ = VirtualClock();
+                        engine_->fault_at(stuck, io::Fault::stall(kStall));
+                        std::optional<trace::Phase> told;
+                        if (tokens == 40) told = trace::Phase::prefill;
+                        ASSERT_EQ(compute(true, told), GGML_STATUS_SUCCESS);
+                        expect_same(what);
+                        EXPECT_GE(clock_.now(), kStall);
+                        const size_t reads = engine_->history().size();
+                        const uint64_t stuck_at = engine_->history()[stuck].op.offset;
+                        const auto& tensors = geometry_.sets[0].tensors;
+                        const auto component = [&](uint64_t offset) {
+                            size_t c = tensors.size();
+                            while (c-- > 1 && offset + 1024 < tensors[c].offset) {
+                            }
+                            return c;
+                        };
+                        size_t soon = 0, beside = 0;
+                        for (const io::SimRead& r : engine_->history()) {
+                            if (r.fault != io::Fault::Kind::none) continue;
+                            soon += r.finished < kSoon ? 1 : 0;
+                            const bool same = component(r.op.offset) == component(stuck_at);
+                            beside += r.finished < kSoon && same ? 1 : 0;
+                        }
+                        if (!by_node || slots == 12) {
+                            EXPECT_EQ(soon, reads - 1) << what;
+                        }
+                        EXPECT_EQ(beside, reads / tensors.size() - 1) << what;
+                        std::vector<Nanos> launches;
+                        for (const trace::Span& s : pass_->spans) {
+                            if (s.part == trace::Part::routed) launches.push_back(s.begin);
+                        }
+                        // Before: the router, the shared expert, and every expert but one. After: that one, and the
+                        // sum.
+                        ASSERT_GE(launches.size(), 3U);
+                        const auto late =
+                            std::count_if(launches.begin(), launches.end(), [&](Nanos t) { return t >= kStall; });
+                        EXPECT_GE(late, 1) << what;
+                        EXPECT_LT(launches.front(), kSoon) << what;
+                        if (!by_node) {
+                            EXPECT_LE(late, 3) << what << ": only what needs the stuck expert is left for the end";
+                        } else if (slots == 12) {
+                            EXPECT_LT(launches[1], kSoon) << what << ": the node's other experts";
+                        }
+                        EXPECT_EQ(runtime_->fetcher->cache().total_leases(), 0U) << what;
+                        if (HasFailure()) return;
+                    }
                 }
             }
-            std::vector<Nanos> launches;
-            for (const trace::Span& s : pass_->spans) {
-                if (s.part == trace::Part::routed) launches.push_back(s.begin);
-            }
-            // Before: the router, the shared expert, and every expert but one. After: that one, and the sum.
-            ASSERT_GE(launches.size(), 3U);
-            const auto late = std::count_if(launches.begin(), launches.end(), [&](Nanos t) { return t >= kStall; });
-            EXPECT_GE(late, 1);
-            EXPECT_LE(late, 3) << "only what needs the stuck expert is left for the end";
-            EXPECT_LT(launches.front(), kStall / 100);
         }
+        // One slot is one expert's, and whoever comes after waits for it.
+        ASSERT_NO_FATAL_FAILURE(stream(1, {}));
+        clock_ = VirtualClock();
+        engine_->fault_at(4, io::Fault::stall(kStall));
+        ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+        expect_same("one slot");
+        for (size_t i = 6; i < engine_->history().size(); ++i) EXPECT_GE(engine_->history()[i].finished, kStall);
+    }
+}
+
+// Whoever stops a block whose experts do not all have slots, and whatever fails in it: nothing stays leased, and the
+// same block computes right afterwards.
+TEST_F(ExecutorTest, ABlockThatComesInWavesCanStopAndFailAnywhere) {
+    const auto drain = [&] {
+        executor_->set_stop({});
+        while (runtime_->fetcher->reading()) {
+            clock_.advance_to(clock_.now() + 1'000'000'000);
+            runtime_->fetcher->look();
+        }
+        EXPECT_EQ(runtime_->fetcher->cache().total_leases(), 0U);
+        EXPECT_EQ(runtime_->fetcher->scheduler().live(), 0U);
+        reallocate();
+        ASSERT_EQ(compute(), GGML_STATUS_SUCCESS) << executor_->last_error().message();
+        expect_same("afterwards");
+    };
+    for (const int64_t tokens : {int64_t{1}, int64_t{3}}) {
+        ASSERT_NO_FATAL_FAILURE(start({.tokens = tokens, .shared = true}, 31));
+        for (const uint32_t slots : {1U, 2U, 4U}) {
+            for (const bool by_node : {false, true}) {
+                const io::SimOptions sim{.seed = slots, .channels = 3, .jitter = 4, .shuffle = true};
+                int asked = 0;
+                for (ggml_status status = GGML_STATUS_ABORTED; status != GGML_STATUS_SUCCESS; ++asked) {
+                    ASSERT_NO_FATAL_FAILURE(stream(slots, sim, true, 0, by_node));
+                    int left = asked;
+                    executor_->set_stop({[](void* n) { return --*static_cast<int*>(n) < 0; }, &left});
+                    status = compute();
+                    ASSERT_TRUE(status == GGML_STATUS_SUCCESS || status == GGML_STATUS_ABORTED);
+                    ASSERT_NO_FATAL_FAILURE(drain());
+                    ASSERT_LT(asked, 1000);
+                    if (HasFailure()) return;
+                }
+                EXPECT_GT(asked, 3);
+                const uint64_t reads = chosen(0) * 3;
+                for (uint64_t k = 0; k < reads; ++k) {
+                    ASSERT_NO_FATAL_FAILURE(stream(slots, sim, true, 0, by_node));
+                    for (uint64_t n = k; n < 4 * reads; ++n) engine_->fault_at(n, io::Fault::error());
+                    ASSERT_EQ(compute(), GGML_STATUS_FAILED) << k;
+                    EXPECT_NE(executor_->last_error().message().find("layer 0, expert"), std::string::npos)
+                        << executor_->last_error().message();
+                    for (uint64_t n = 0; n < 4 * reads; ++n) engine_->fault_at(n, {});
+                    ASSERT_NO_FATAL_FAILURE(drain());
+                    if (HasFailure()) return;
+                }
+            }
+        }
+    }
+}
+
+// A block that does not fit reads each expert once and whole where it is computed by ranks, and leaves whole ones.
+TEST_F(ExecutorTest, ABlockInWavesLeavesWholeExperts) {
+    for (const uint32_t slots : {1U, 2U, 4U, 7U}) {
+        ASSERT_NO_FATAL_FAILURE(start({.tokens = 40, .shared = true}, slots));
+        ASSERT_NO_FATAL_FAILURE(stream(slots, {.seed = slots, .channels = 3, .jitter = 4, .shuffle = true}));
+        ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+        expect_same("waves");
+        EXPECT_EQ(static_cast<uint64_t>(pass_->exact_bytes), chosen(0) * record_bytes());
+        EXPECT_GT(pass_->waves, 0);
+        uint32_t there = 0;
+        for (RecordId r = 0; r < kExperts; ++r) there += runtime_->fetcher->resident(r) ? 1 : 0;
+        EXPECT_EQ(there, slots);
     }
 }
 
