@@ -16,9 +16,24 @@ void UnreliableEngine::submit(std::span<const ReadOp> batch) {
         }
         const bool fails = file_ != nullptr && op.file == file_ && op.offset == offset_ && w.failed < w.fails;
         if (fails) ++w.failed;
-        reads_.push_back({.number = w.seen++, .tag = op.tag, .fails = fails});
+        reads_.push_back({.number = w.seen++, .tag = op.tag, .dst = op.dst, .need = op.need, .fails = fails});
     }
     inner_->submit(batch);
+}
+
+// What comes of a read that fails. Its memory is the engine's until then.
+Completion UnreliableEngine::harmed(const Read& read, Completion done) const {
+    switch (what_->harm) {
+        case Harm::error:
+            break;
+        case Harm::cut:
+            std::fill(read.dst + read.need / 2, read.dst + read.need, std::byte{0xA5});
+            return {.tag = read.tag, .error = ENODATA, .bytes = read.need / 2};
+        case Harm::wrong:
+            if (done.error == 0 && read.need > 0) read.dst[read.need - 1] ^= std::byte{1};
+            return done;
+    }
+    return {.tag = read.tag, .error = what_->error, .bytes = 0};
 }
 
 // What inner_ has given, by its reads.
@@ -27,7 +42,7 @@ void UnreliableEngine::take(std::span<const Completion> done) {
         const auto read =
             std::find_if(reads_.begin(), reads_.end(), [&](const Read& r) { return r.tag == c.tag && !r.done; });
         assert(read != reads_.end());
-        read->done = read->fails ? Completion{.tag = c.tag, .error = what_->error, .bytes = 0} : c;
+        read->done = read->fails ? harmed(*read, c) : c;
         ++come_;
     }
 }
@@ -44,6 +59,7 @@ size_t UnreliableEngine::hand_out(std::span<Completion> out, bool also_stuck) {
         skip = seeded_ ? static_cast<std::ptrdiff_t>(random_() % static_cast<uint64_t>(skip)) : 0;
         auto read = std::find_if(reads_.begin(), reads_.end(), able);
         for (; skip > 0; --skip) read = std::find_if(read + 1, reads_.end(), able);
+        what_->overtook += read != reads_.begin() ? 1 : 0;
         out[n++] = *read->done;
         reads_.erase(read);
         --come_;
@@ -70,7 +86,11 @@ size_t UnreliableEngine::wait_for(std::span<Completion> out, Nanos most) {
         while (what_->order_seed && inner_->outstanding() > 0) take(std::span(some).first(inner_->wait(some)));
         if (const size_t n = hand_out(out, false); n > 0) return n;
         const Nanos left = end - clock.now();
-        if (left <= 0 || inner_->outstanding() == 0) return 0;
+        if (left <= 0 || inner_->outstanding() == 0) {
+            // Only what is stuck can be left.
+            if (come_ > 0 && ++what_->in_vain >= what_->stick_for) what_->stick.reset();
+            return 0;
+        }
         take(std::span(some).first(inner_->wait_for(some, left)));
     }
 }

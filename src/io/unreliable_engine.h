@@ -1,6 +1,7 @@
-// Owns: an engine in front of another one, that does to reads what drives do at their worst: fails them, forgets them,
-// and brings them in any order. For gates and tests of whole models; bytes are never changed. Keeps: the contract of
-// Engine; the same seed, plan and reads give the same faults.
+// Owns: an engine in front of another one, that does to reads what drives do at their worst: fails them, cuts them
+// short, brings wrong bytes, forgets them, and brings them in any order. For gates and tests of whole models. Keeps:
+// the contract of Engine, but for wrong bytes where they are planned; the same seed, plan and reads give the same
+// faults.
 #pragma once
 
 #include <cerrno>
@@ -14,19 +15,31 @@
 
 namespace sluice::io {
 
+// What becomes of a read that fails.
+enum class Harm : uint8_t {
+    error,  // Unreliability::error
+    cut,    // half of what is needed comes, and nothing good after it: an error, too
+    wrong,  // the last byte that is needed is another; who has no checksum does not notice
+};
+
 // What happens, and what has. Shared with the engine, changed by its user between two calls.
 struct Unreliability {
     // Read number `fail` (from 0, counted from plan()) and all later ones of the same place fail, `fails` times.
     std::optional<uint64_t> fail;
     uint64_t fails = 0;
+    Harm harm = Harm::error;
     int error = EIO;
-    // Read number `stick` does not come until this is reset, as long as somebody limits his wait.
+    // Read number `stick` does not come until this is reset, as long as somebody limits his wait; or until so many of
+    // his waits have ended in vain because nothing else was on its way.
     std::optional<uint64_t> stick;
+    uint64_t stick_for = UINT64_MAX;
     // Completions are handed out one by one, in an order that the seed decides, all that are there mixed.
     std::optional<uint64_t> order_seed;
 
-    uint64_t seen = 0;    // reads since plan()
-    uint64_t failed = 0;  // of those
+    uint64_t seen = 0;      // reads since plan()
+    uint64_t failed = 0;    // of those
+    uint64_t overtook = 0;  // of those: handed out before one that was asked for earlier
+    uint64_t in_vain = 0;   // waits, as above
     // A new plan: nothing happens, and counting starts anew.
     void plan() { *this = {}; }
 };
@@ -50,9 +63,12 @@ class UnreliableEngine final : public Engine {
     struct Read {
         uint64_t number = 0;
         uint64_t tag = 0;
+        std::byte* dst = nullptr;
+        uint32_t need = 0;
         bool fails = false;
         std::optional<Completion> done = {};
     };
+    [[nodiscard]] Completion harmed(const Read& read, Completion done) const;
     void take(std::span<const Completion> done);
     size_t hand_out(std::span<Completion> out, bool also_stuck);
 

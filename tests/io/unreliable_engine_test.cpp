@@ -1,5 +1,6 @@
 #include "io/unreliable_engine.h"
 
+#include <algorithm>
 #include <array>
 #include <set>
 
@@ -60,6 +61,53 @@ TEST_F(Unreliable, TheReadAndItsRepetitionsFailSoOften) {
     EXPECT_EQ(errors_of({5, 6}), std::set<uint64_t>{});
 }
 
+TEST_F(Unreliable, ACutReadIsAnErrorAndBringsHalf) {
+    what_->fail = 1;
+    what_->fails = 1;
+    what_->harm = Harm::cut;
+    submit({0, 1, 2});
+    for (const Completion& c : drain(*engine_)) {
+        EXPECT_EQ(c.error, c.tag == 1 ? ENODATA : 0);
+        EXPECT_EQ(c.bytes, c.tag == 1 ? kBlock / 2 : kBlock);
+    }
+    EXPECT_EQ(first_wrong(buffer_.span().first(3 * kBlock), 0), kBlock + kBlock / 2);
+    submit({1});
+    for (const Completion& c : drain(*engine_)) EXPECT_EQ(c.error, 0);
+    EXPECT_EQ(first_wrong(buffer_.span().first(3 * kBlock), 0), 3 * kBlock);
+}
+
+TEST_F(Unreliable, AWrongReadLooksLikeAGoodOne) {
+    what_->fail = 0;
+    what_->fails = 1;
+    what_->harm = Harm::wrong;
+    submit({0, 1});
+    for (const Completion& c : drain(*engine_)) EXPECT_EQ(c.error, 0);
+    EXPECT_EQ(first_wrong(buffer_.span().first(2 * kBlock), 0), kBlock - 1);
+    EXPECT_EQ(what_->failed, 1U);
+    submit({0});
+    (void)drain(*engine_);
+    EXPECT_EQ(first_wrong(buffer_.span().first(2 * kBlock), 0), 2 * kBlock);
+}
+
+TEST_F(Unreliable, ALateReadComesAfterSoManyWaitsInVain) {
+    what_->stick = 1;
+    what_->stick_for = 3;
+    submit({3, 4});
+    std::array<Completion, 4> out;
+    size_t n = 0;
+    while (n == 0) n = engine_->wait_for(out, 1'000'000'000);
+    EXPECT_EQ(out[0].tag, 3U);
+    for (int i = 0; i < 3; ++i) {
+        EXPECT_TRUE(what_->stick);
+        EXPECT_EQ(engine_->wait_for(out, 1'000'000'000), 0U) << "at once: nothing else is on its way";
+    }
+    EXPECT_EQ(what_->in_vain, 3U);
+    EXPECT_EQ(engine_->wait_for(out, 1'000'000'000), 1U);
+    EXPECT_EQ(out[0].tag, 4U);
+    EXPECT_EQ(engine_->wait_for(out, 1'000'000), 0U);
+    EXPECT_EQ(what_->in_vain, 3U) << "nothing is stuck";
+}
+
 TEST_F(Unreliable, AStuckReadComesWhenItIsLetGo) {
     what_->stick = 0;
     submit({3, 4});
@@ -96,6 +144,10 @@ TEST_F(Unreliable, TheSeedDecidesTheOrder) {
             EXPECT_EQ(n, 1U);
             tags.push_back(out[0].tag);
         }
+        uint64_t overtook = 0;
+        for (auto t = tags.begin(); t != tags.end(); ++t)
+            overtook += std::any_of(t, tags.end(), [&](uint64_t later) { return later < *t; }) ? 1 : 0;
+        EXPECT_EQ(what_->overtook, overtook);
         return tags;
     };
     std::set<std::vector<uint64_t>> orders;

@@ -5,9 +5,12 @@
 //
 // Usage: identity MODEL [--full | --pick K] [--all-modes] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool] [--way
 // WAY]
-//   --full      all of repack x threads x flash attention x cache size
+//        identity --check-picks N
+//   --full      all of repack x threads x flash attention x cache size, each in one mode by turns and, with reads that
+//               end in a drawn order, at every wave width in both ways of reading a prompt
 //   --all-modes each of these in every mode, not in one of them by turns
-//   --pick K    three cases, other ones for each K; fourteen picks in a row are the full set (default 0)
+//   --pick K    three cases, other ones for each K; fourteen picks in a row meet all flags and sizes (default 0)
+//   --check-picks N  runs nothing: whether the first N picks meet all flags, sizes and modes
 //   --way W     where experts are read from: sums (the model with checksums), packed (a pack beside it),
 //               reclaimed (a pack, and the model without its experts), gguf (the model, although there is a pack),
 //               mirrored (two copies that share the reads)
@@ -24,12 +27,16 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "backend/model_state.h"
 #include "base/log.h"
+#include "io/unreliable_engine.h"
 #include "model/geometry.h"
 #include "store/pack_build.h"
 #include "store/sums.h"
@@ -61,6 +68,8 @@ struct Mode {
     bool overlap;
     unsigned wave;
     sluice::PrefillMode prefill;
+    bool drawn = false;   // reads end one by one in a drawn order, not as the drive brings them
+    bool matrix = false;  // of the wave widths by the ways of reading a prompt: part of every full set
     unsigned prefetch = 0;
     bool predict_prefetch = false;
     bool prefetch_auto = false;
@@ -69,16 +78,35 @@ using enum sluice::PrefillMode;
 // Of a drive that may read in vain as it likes, so that guesses are acted on wherever this runs.
 constexpr sluice::sched::DeviceModel kDrive{
     .bytes_per_ns = 1, .service = 1000, .chunk = 1U << 20U, .window = 8U << 20U, .lanes = 16};
-constexpr Mode kModes[] = {{"as they come", true, 1, automatic},
-                           {"in twos", true, 2, macro},
-                           {"in fours", true, 4, automatic},
-                           {"all at once", true, 64, automatic},
-                           {"no overlap", false, 0, automatic},
-                           {"macro", true, 1, macro},
-                           {"micro", true, 1, micro},
-                           {"prefetch", true, 1, automatic, 2},
-                           {"predict-prefetch", true, 1, automatic, 0, true},
-                           {"predict auto", true, 1, automatic, 0, true, true}};
+constexpr Mode kModes[] = {
+    {"as they come", true, 1, automatic},
+    {"in twos", true, 2, macro},
+    {"in fours", true, 4, automatic},
+    {"all at once", true, 64, automatic},
+    {"no overlap", false, 0, automatic},
+    {"auto", true, 0, automatic},
+    {"macro", true, 1, macro},
+    {"micro", true, 1, micro},
+    {.name = "prefetch", .overlap = true, .wave = 1, .prefill = automatic, .prefetch = 2},
+    {.name = "predict-prefetch", .overlap = true, .wave = 1, .prefill = automatic, .predict_prefetch = true},
+    {.name = "predict auto",
+     .overlap = true,
+     .wave = 1,
+     .prefill = automatic,
+     .predict_prefetch = true,
+     .prefetch_auto = true},
+    {"drawn, 1, macro", true, 1, macro, true, true},
+    {"drawn, 2, macro", true, 2, macro, true, true},
+    {"drawn, 4, macro", true, 4, macro, true, true},
+    {"drawn, all, macro", true, 64, macro, true, true},
+    {"drawn, 1, micro", true, 1, micro, true, true},
+    {"drawn, 2, micro", true, 2, micro, true, true},
+    {"drawn, 4, micro", true, 4, micro, true, true},
+    {"drawn, all, micro", true, 64, micro, true, true},
+    {"drawn, auto", true, 0, automatic, true},
+    {"drawn, no overlap", false, 0, automatic, true},
+    {.name = "drawn, prefetch", .overlap = true, .wave = 1, .prefill = automatic, .drawn = true, .prefetch = 2},
+};
 
 // A copy of the model in a directory of its own, which disappears with this.
 class Copied {
@@ -144,14 +172,47 @@ class Copied {
 struct Budget {
     const char* name;
     uint64_t bytes;
+    bool one_slot = false;
 };
 
 struct Case {
     Flags flags;
     Budget size;
     Mode mode;
-    bool guessing;  // with --predict-log, whose control must be complete
+    bool guessing;   // with --predict-log, whose control must be complete
+    uint64_t order;  // the seed of a drawn one
 };
+
+// Which of the full set of flags and sizes run: those from `begin` on, in which modes.
+struct Choice {
+    int begin = 0, end = 0;
+    bool matrix = false;     // in all modes of it, besides the one whose turn it is
+    bool all_modes = false;  // in all there are
+};
+constexpr int kFlags = 8;
+constexpr int kPerPick = 3;
+constexpr Choice kFullSet{.begin = 0, .end = kFlags * 5, .matrix = true};
+constexpr Choice pick_of(int k) {
+    return {.begin = k * kPerPick, .end = (k + 1) * kPerPick};
+}
+
+// The numbers of flags and sizes have no common factor, so fourteen picks in a row meet all pairs of these two; the
+// mode moves on by one against the sizes with every round of them.
+std::vector<Case> cases_of(const Choice& choice, const std::vector<Budget>& sizes, bool may_guess) {
+    std::vector<Case> cases;
+    const int n_sizes = static_cast<int>(sizes.size());
+    for (int n = choice.begin; n < choice.end; ++n) {
+        const Flags flags{.repack = (n & 1) != 0, .threads = (n & 2) != 0 ? 2 : 1, .flash = (n & 4) != 0};
+        const Budget& size = sizes[static_cast<size_t>(n % n_sizes)];
+        const auto turn = static_cast<size_t>(n + n / n_sizes) % std::size(kModes);
+        for (size_t m = 0; m < std::size(kModes); ++m) {
+            if (choice.all_modes || m == turn || (choice.matrix && kModes[m].matrix))
+                cases.push_back({flags, size, kModes[m], n % 3 == 1 && may_guess,
+                                 static_cast<uint64_t>(n) * std::size(kModes) + m});
+        }
+    }
+    return cases;
+}
 
 // What Sluice says.
 std::vector<std::string> g_lines;
@@ -279,16 +340,41 @@ std::vector<Budget> budgets(const sluice::model::Geometry& g) {
         layer = std::max(layer, bytes * set.n_expert);
     }
     const uint64_t top_k = std::max<uint64_t>(2, g.n_expert_used);
-    return {{"one expert", slot},
-            {"less than top-k", slot * (top_k - 1)},
+    return {{"one expert", slot, true},
+            {"less than top-k", slot * (top_k - 1), top_k == 2},
             {"less than a layer", std::max(slot * top_k, layer * 2 / 3)},
             {"less than a cycle", std::max(slot * (top_k + 1), slot * top_k * g.sets.size() * 2 / 3)},
             {"everything", UINT64_MAX / 4}};
 }
 
+// Whether the first picks meet every pair of flags and size, and every mode; of the drawn matrix, every mode with and
+// without repacking and with one thread and two.
+int check_picks(int n_picks) {
+    const std::vector<Budget> sizes = budgets({});
+    std::set<std::pair<Flags, std::string>> pairs;
+    std::set<std::string> modes;
+    std::set<std::tuple<std::string, bool, int>> drawn;
+    for (int k = 0; k < n_picks; ++k) {
+        for (const Case& c : cases_of(pick_of(k), sizes, false)) {
+            pairs.emplace(c.flags, c.size.name);
+            modes.emplace(c.mode.name);
+            if (c.mode.matrix) drawn.emplace(c.mode.name, c.flags.repack, c.flags.threads);
+        }
+    }
+    const auto n_matrix = static_cast<size_t>(
+        std::count_if(std::begin(kModes), std::end(kModes), [](const Mode& m) { return m.matrix; }));
+    std::printf(
+        "%d picks: %zu of %zu flags and sizes, %zu of %zu modes, %zu of %zu drawn orders by repacking and threads\n",
+        n_picks, pairs.size(), kFlags * sizes.size(), modes.size(), std::size(kModes), drawn.size(), 4 * n_matrix);
+    return pairs.size() == kFlags * sizes.size() && modes.size() == std::size(kModes) && drawn.size() == 4 * n_matrix
+               ? 0
+               : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+    if (argc == 3 && std::string_view(argv[1]) == "--check-picks") return check_picks(std::stoi(argv[2]));
     if (argc < 2) {
         std::fprintf(stderr,
                      "usage: identity MODEL [--full | --pick K] [--all-modes] [--n-prompt N] [--n-decode N] [--n-seq "
@@ -350,27 +436,16 @@ int main(int argc, char** argv) {
         nullptr);
     llama_backend_init();
 
-    // Which (flags, cache size, mode) run. The numbers of flags and sizes have no common factor, so fourteen picks in a
-    // row meet all pairs of these two; the mode moves on by one against the sizes with every round of them.
-    constexpr int kPerPick = 3;
-    const std::vector<Budget> sizes = budgets(*geometry);
-    std::vector<Case> cases;
-    const int n_sizes = static_cast<int>(sizes.size());
-    for (int n = full ? 0 : pick * kPerPick; n < (full ? 8 * n_sizes : (pick + 1) * kPerPick); ++n) {
-        const Flags flags{.repack = (n & 1) != 0, .threads = (n & 2) != 0 ? 2 : 1, .flash = (n & 4) != 0};
-        const Budget& size = sizes[static_cast<size_t>(n % n_sizes)];
-        const auto turn = static_cast<size_t>(n + n / n_sizes) % std::size(kModes);
-        for (size_t m = 0; m < std::size(kModes); ++m) {
-            if (all_modes || m == turn) cases.push_back({flags, size, kModes[m], n % 3 == 1 && work.n_seq == 1});
-        }
-    }
+    Choice choice = full ? kFullSet : pick_of(pick);
+    choice.all_modes = all_modes;
+    const std::vector<Case> cases = cases_of(choice, budgets(*geometry), work.n_seq == 1);
 
     std::map<Flags, Outcome> stock;
-    for (const auto& [flags, size, mode, guessing] : cases) {
-        if (stock.contains(flags)) continue;
-        stock[flags] = run(path, flags, work);
-        if (!stock[flags].ok) {
-            std::fprintf(stderr, "FAILED: stock llama.cpp does not run this model with %s\n", name(flags).c_str());
+    for (const Case& c : cases) {
+        if (stock.contains(c.flags)) continue;
+        stock[c.flags] = run(path, c.flags, work);
+        if (!stock[c.flags].ok) {
+            std::fprintf(stderr, "FAILED: stock llama.cpp does not run this model with %s\n", name(c.flags).c_str());
             return 1;
         }
     }
@@ -389,8 +464,16 @@ int main(int argc, char** argv) {
     sluice::backend::Foresight foresight;
     foresight.device = kDrive;
     sluice::backend::set_foresight(foresight);
-    for (const auto& [flags, size, mode, guessing] : cases) {
+    const auto drive = std::make_shared<sluice::io::Unreliability>();
+    sluice::backend::wrap_engines(
+        [&](std::unique_ptr<sluice::io::Engine> inner) -> std::unique_ptr<sluice::io::Engine> {
+            if (!drive->order_seed) return inner;
+            return std::make_unique<sluice::io::UnreliableEngine>(std::move(inner), drive);
+        });
+    for (const auto& [flags, size, mode, guessing, order] : cases) {
         g_lines.clear();
+        drive->plan();
+        if (mode.drawn) drive->order_seed = order;
         sluice::Config config;
         config.cache_bytes = size.bytes;
         config.overlap = mode.overlap;
@@ -419,17 +502,24 @@ int main(int argc, char** argv) {
             }
         }
         const bool right = !guessing || control_is_complete();
-        const bool same =
-            right && got.ok && got.logits.size() == want.logits.size() && differing == 0 && got.state == want.state;
+        // With a slot for one expert there is one read at a time.
+        const bool mixed = !mode.drawn || size.one_slot || drive->overtook > 0;
+        const bool same = right && mixed && got.ok && got.logits.size() == want.logits.size() && differing == 0 &&
+                          got.state == want.state;
         if (!same) {
             ++failures;
-            std::printf("DIFFERS  %-22s %-18s %-16s ran %d, control %s, logits %zu of %zu differ, state %s %s\n",
-                        name(flags).c_str(), size.name, mode.name, got.ok ? 1 : 0, right ? "complete" : "not complete",
-                        differing, want.logits.size(), got.state == want.state ? "same" : "differs",
-                        sluice::last_error().c_str());
+            std::printf(
+                "DIFFERS  %-22s %-18s %-18s ran %d, control %s, order %s, logits %zu of %zu differ, state %s %s\n",
+                name(flags).c_str(), size.name, mode.name, got.ok ? 1 : 0, right ? "complete" : "not complete",
+                mixed ? "drawn if it had to be" : "not mixed", differing, want.logits.size(),
+                got.state == want.state ? "same" : "differs", sluice::last_error().c_str());
         } else {
-            std::printf("same     %-22s %-18s %-16s%s %zu logits\n", name(flags).c_str(), size.name, mode.name,
+            std::printf("same     %-22s %-18s %-18s%s %zu logits", name(flags).c_str(), size.name, mode.name,
                         guessing ? " guessing" : "", want.logits.size());
+            if (mode.drawn)
+                std::printf(", %llu of %llu reads overtook another", static_cast<unsigned long long>(drive->overtook),
+                            static_cast<unsigned long long>(drive->seen));
+            std::printf("\n");
         }
     }
     std::printf("%zu cases, %d differ\n", cases.size(), failures);
