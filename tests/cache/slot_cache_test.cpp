@@ -145,6 +145,52 @@ TEST(SlotCache, GuestsPushOutNoMoreThanTheirPart) {
     }
 }
 
+// Whoever is said to go next does go when a member comes, and nobody else: asked of copies, at every turn of a random
+// history of members, guests, leases that stay and records that are retained.
+TEST(SlotCache, WhoGoesNextIsWhoLeavesForAMember) {
+    constexpr uint32_t kRecords = 24;
+    std::mt19937 random(3);
+    for (const Policy policy : {Policy::lru, Policy::reuse}) {
+        SlotCache cache(std::vector<uint32_t>(kRecords, 0), std::vector<uint32_t>{8}, policy, 2);
+        EXPECT_FALSE(cache.goes_next(0)) << "it is not there";
+        touch(cache, 0);
+        EXPECT_FALSE(cache.goes_next(0)) << "there is room";
+        int members = 0, guests = 0;
+        std::vector<RecordId> held;
+        for (int turn = 0; turn < 400; ++turn) {
+            if (turn % 3 == 0) cache.visit(0);
+            const auto r = static_cast<RecordId>(random() % kRecords);
+            if (const auto h = std::find(held.begin(), held.end(), r); h != held.end()) {
+                cache.release(r);
+                held.erase(h);
+            } else {
+                cache.use(r);
+                if (cache.lease(r, random() % 3 == 0 ? Seat::guest : Seat::member) == kNoSlot) continue;
+                if (random() % 8 == 0 && held.size() < 4) {
+                    held.push_back(r);
+                } else {
+                    cache.release(r);
+                }
+            }
+            if (random() % 5 == 0) cache.order().retain(static_cast<RecordId>(random() % kRecords));
+
+            RecordId comes = 0;
+            while (cache.find(comes) != kNoSlot) ++comes;
+            SlotCache copy = cache;
+            ASSERT_NE(copy.lease(comes), kNoSlot);
+            const bool for_a_guest = copy.n_guests(0) < cache.n_guests(0);
+            for (RecordId o = 0; o < kRecords; ++o) {
+                const bool left = cache.find(o) != kNoSlot && copy.find(o) == kNoSlot;
+                ASSERT_EQ(cache.goes_next(o), left && !for_a_guest) << "record " << o << " in turn " << turn;
+                members += left && !for_a_guest ? 1 : 0;
+                guests += left && for_a_guest ? 1 : 0;
+            }
+        }
+        EXPECT_GT(members, 50);
+        EXPECT_GT(guests, 20);
+    }
+}
+
 // What nobody asked for has no claim to the slot that was empty, either: it goes before all that somebody did.
 TEST(SlotCache, APredictionIsAGuestInAnEmptySlotToo) {
     for (const Policy policy : {Policy::lru, Policy::reuse}) {
