@@ -151,7 +151,8 @@ cache::SharedBudget& budget_for(const Config& config) {
 void halve(cache::SharedBudget& budget) {
     Process& p = process();
     const uint64_t held = budget.held(), limit = budget.limit();
-    const uint64_t half = std::max(p.least, (held > 0 ? std::min(held, limit) : limit) / 2);
+    // Not below what they compute with; a size that was told is no such bound.
+    const uint64_t half = std::max(budget.least(), (held > 0 ? std::min(held, limit) : limit) / 2);
     log(LogLevel::info, "memory: experts go down to {}, as told", human_bytes(half));
     p.told_limit = half;
     budget.set_limit(half);

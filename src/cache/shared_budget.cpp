@@ -138,6 +138,13 @@ uint64_t SharedBudget::limit() const {
     return governor_.limit();
 }
 
+uint64_t SharedBudget::least() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    uint64_t sum = 0;
+    for (const BudgetShare* s : shares_) sum += s->least_;
+    return sum;
+}
+
 size_t SharedBudget::shares() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return shares_.size();

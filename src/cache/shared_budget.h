@@ -71,6 +71,7 @@ class SharedBudget {
     // Of all shares.
     [[nodiscard]] uint64_t limit() const;
     [[nodiscard]] uint64_t held() const;
+    [[nodiscard]] uint64_t least() const;
     [[nodiscard]] size_t shares() const;
 
     static constexpr Nanos kLookEvery = 200'000'000;

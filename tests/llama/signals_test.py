@@ -32,12 +32,12 @@ def until(what, process):
         time.sleep(0.001)
 
 
-def early(args, work, signals):
+def early(args, work, signals, size):
     """What a run says and the rows of its cache, with signals that come before it can do anything about them."""
     pipe = work / "record"
     os.mkfifo(pipe)
     process = subprocess.Popen([args.sluice, "run", "-m", args.model, "-p", "In the beginning", "-n", "4", "--temp", "0",
-                                "-c", "64", "-t", "1", "--cache-ceil-mb", "3", "--no-history", "--record", pipe],
+                                "-c", "64", "-t", "1", size, "3", "--no-history", "--record", pipe],
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         for number in signals:
@@ -62,10 +62,11 @@ def early_signals_are_remembered(args, work):
             ("none", [], 1, []),
             ("half", [usr1], 2, ["going to have half of what they could, as told", "experts go down to 1.5 MiB, as told"]),
             ("quarter", [usr1, usr1], 4, ["experts go down to 768.0 KiB, as told"]),
+            ("fixed", [usr1], 2, ["experts go down to 1.5 MiB, as told"]),
             ("lifted", [usr1, usr2], 1, ["not going to be halved any more, as told"])):
         place = work / name
         place.mkdir()
-        said, caches = early(args, place, signals)
+        said, caches = early(args, place, signals, "--cache-mb" if name == "fixed" else "--cache-ceil-mb")
         for w in words:
             assert w in said, f"{name}: {w} is not in:\n{said[-2000:]}"
         assert "go down" in said or part == 1, said
