@@ -2,7 +2,6 @@
 // The reference is stock llama.cpp in the same process, before Sluice starts.
 #include <gtest/gtest.h>
 #include <llama.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <atomic>
@@ -25,6 +24,7 @@
 #include "engine/workload.h"
 #include "io/unreliable_engine.h"
 #include "model/geometry.h"
+#include "tests/allocated.h"
 
 namespace sluice::engine {
 namespace {
@@ -389,8 +389,13 @@ TEST(Cancel, WhileAnotherContextHasTheBlock) {
     }
 }
 
-// A thousand cancellations at random moments, some of them while a read hangs: nothing stays leased, no memory grows,
-// and the next answer is right.
+// How many decodes are cancelled: in the full set a thousand.
+int cancellations() {
+    return std::getenv("SLUICE_EVERY_READ") != nullptr ? 1000 : 500;
+}
+
+// Cancelled at random questions of the abort callback, one in ten while a read hangs. What counts is what really ended
+// early. After each nothing is leased, memory is what it was, and the next answer is right.
 TEST(Cancel, AThousandTimes) {
     const Kind& kind = kKinds[0];
     drive()->plan();
@@ -402,38 +407,41 @@ TEST(Cancel, AThousandTimes) {
     llama_set_abort_callback(workload->context(), Patience::asked, &patience);
     session.begin();
     ASSERT_EQ(session.go_on().code, 0);
-    const uint64_t questions = patience.questions;
-    const uint64_t reads = std::max<uint64_t>(drive()->seen, 1);
+    uint64_t reads = drive()->seen;
 
     std::mt19937_64 random(1);
-    int cancelled = 0;
+    const int wanted = cancellations();
+    constexpr int kWarm = 50;
+    int cancelled = 0, tried = 0, while_hanging = 0;
     size_t in_use = 0;
-    constexpr int kCancels = 1000;
-    for (int i = 0; i < kCancels; ++i) {
+    for (; cancelled < wanted && tried < 2 * wanted; ++tried) {
+        // Of an undisturbed run, which the last one was.
+        const uint64_t questions = patience.questions;
         drive()->plan();
-        if (i % 10 == 0) drive()->stick = random() % reads;
+        const bool hangs = tried % 10 == 0;
+        if (hangs) drive()->stick = random() % std::max<uint64_t>(reads, 1);
         patience = {.limit = random() % questions};
         session.begin();
         const Decoded d = session.go_on();
-        patience = {};
         ASSERT_TRUE(d.code == 2 || d.code == 0) << last_error();
         cancelled += d.code == 2 ? 1 : 0;
+        while_hanging += d.code == 2 && hangs && drive()->seen > *drive()->stick ? 1 : 0;
         const backend::InFlight held = backend::in_flight();
         ASSERT_LE(held.leases, held.reads);
         drive()->plan();
-        if (i % 10 == 0) {
-            session.begin();
-            ASSERT_EQ(session.go_on().code, 0) << last_error();
-            ASSERT_TRUE(same(session.logits, reference()[kind.model])) << "after cancellation " << i;
+        ASSERT_EQ(backend::settle().leases, 0U) << "after cancellation " << cancelled;
+        patience = {};
+        session.begin();
+        ASSERT_EQ(session.go_on().code, 0) << last_error();
+        reads = drive()->seen;
+        ASSERT_TRUE(same(session.logits, reference()[kind.model])) << "after cancellation " << cancelled;
+        if (tried == kWarm) in_use = allocated();
+        if (tried > kWarm) {
+            ASSERT_LT(allocated(), in_use + 64 * 1024) << "after cancellation " << cancelled;
         }
-        if (i == kCancels / 5) in_use = mallinfo2().uordblks;
     }
-    EXPECT_GT(cancelled, kCancels / 2);
-    EXPECT_EQ(backend::settle().leases, 0U);
-    session.begin();
-    ASSERT_EQ(session.go_on().code, 0) << last_error();
-    EXPECT_TRUE(same(session.logits, reference()[kind.model]));
-    EXPECT_LT(mallinfo2().uordblks, in_use + 64 * 1024);
+    EXPECT_EQ(cancelled, wanted) << "of " << tried;
+    EXPECT_GT(while_hanging, wanted / 100);
 }
 
 }  // namespace
