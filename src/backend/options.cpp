@@ -259,7 +259,8 @@ constexpr Option kOptions[] = {
      "How a prompt's experts are read. micro: those that the layer's router chose, each once. macro: all experts of "
      "the next layer while this one computes, before its router has run; more bytes, but reading never pauses. auto: "
      "for each layer and batch what is expected to be faster, from how many experts such batches chose, the drive's "
-     "speed and the time that computing took.",
+     "speed and the time that computing took; of a layer so much is read ahead that at most 2 % more is read than is "
+     "chosen.",
      [](Config& c, std::string_view t) { return set_word(c.prefill_mode, t, kPrefill); },
      [](const Config& c) { return get_word(c.prefill_mode, kPrefill); }},
     {"--prefetch", "SLUICE_PREFETCH", "N|auto|off", "0",

@@ -784,10 +784,11 @@ bool MoeExecutor::plan_next(const WeightRef& weight) {
                             .bytes_per_ns = fetcher.bandwidth(),
                             .block = runtime.prompts->block(weight.set, pass_rows_),
                             .between = runtime.prompts->between(next, pass_rows_)};
-    if (choose_mode(forecast, runtime.prefill_mode) != Mode::macro) return false;
+    const uint32_t ahead = experts_ahead(forecast, runtime.prefill_mode);
+    if (ahead == 0) return false;
     assert(!decoding_);
     next_is_ahead_ = true;
-    fetcher.read_ahead(next);
+    fetcher.read_ahead(next, ahead);
     return true;
 }
 

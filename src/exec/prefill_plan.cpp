@@ -10,6 +10,8 @@ namespace {
 
 // Macro has to promise at least this, since what it reads in vain also wears on slots and drive.
 constexpr double kWorthIt = 0.98;
+// Bytes read in vain, of those that are chosen: a prompt reads little more than it needs.
+constexpr double kInVain = 0.02;
 // A new value counts for so much.
 constexpr float kWeight = 0.5F;
 
@@ -29,19 +31,24 @@ Cost cost_of(Mode mode, const Forecast& f) {
     const uint32_t ahead = mode == Mode::macro ? std::min(f.room, f.missing) : 0;
     const double chosen = static_cast<double>(f.missing - ahead) * f.chosen.value_or(1);
     const double bytes = (ahead + chosen) * static_cast<double>(f.bytes);
-    const double reading = f.bytes_per_ns > 0 ? bytes / f.bytes_per_ns : 0;
+    const auto reading = [&](double of) { return f.bytes_per_ns > 0 ? of / f.bytes_per_ns : 0; };
     const auto block = static_cast<double>(f.block), between = static_cast<double>(f.between);
-    const double time = ahead > 0 ? std::max(between + block, reading) : between + std::max(block, reading);
-    return {static_cast<uint64_t>(bytes), static_cast<Nanos>(time)};
+    const double after_router = between + std::max(block, reading(chosen * static_cast<double>(f.bytes)));
+    return {static_cast<uint64_t>(bytes), static_cast<Nanos>(std::max(after_router, reading(bytes)))};
 }
 
-Mode choose_mode(const Forecast& f, PrefillMode wanted) {
-    if (f.missing == 0 || f.room == 0 || wanted == PrefillMode::micro) return Mode::micro;
-    if (wanted == PrefillMode::macro) return Mode::macro;
-    if (!f.chosen || f.bytes_per_ns <= 0) return Mode::micro;
-    const auto macro = static_cast<double>(cost_of(Mode::macro, f).time);
+uint32_t experts_ahead(const Forecast& f, PrefillMode wanted) {
+    const uint32_t room = std::min(f.room, f.missing);
+    if (room == 0 || wanted == PrefillMode::micro) return 0;
+    if (wanted == PrefillMode::macro) return room;
+    if (!f.chosen || f.bytes_per_ns <= 0) return 0;
+    Forecast ahead = f;
+    const double in_vain = 1 - *f.chosen;  // of each that is read ahead
+    if (in_vain > 0)
+        ahead.room = static_cast<uint32_t>(std::min<double>(room, kInVain * *f.chosen * f.missing / in_vain));
+    const auto macro = static_cast<double>(cost_of(Mode::macro, ahead).time);
     const auto micro = static_cast<double>(cost_of(Mode::micro, f).time);
-    return macro < kWorthIt * micro ? Mode::macro : Mode::micro;
+    return macro < kWorthIt * micro ? std::min(room, ahead.room) : 0;
 }
 
 size_t PromptBook::class_of(int64_t rows) {

@@ -42,10 +42,16 @@ struct Cost {
     Nanos time = 0;      // from the end of one block to the end of the next
 };
 // `micro`: while what lies between computes nothing is read, then the chosen experts beside the block's arithmetic.
-// `macro`: reading goes on all the time, of what there is room for whether it is chosen or not.
+// `macro`: what there is room for is read whether it is chosen or not, then the others that are chosen. At most, that
+// is: what is not at the drive when the router has chosen, and was not chosen, is not read.
 Cost cost_of(Mode mode, const Forecast& f);
-// Macro or micro, whichever is faster; micro when in doubt, since it reads less.
-Mode choose_mode(const Forecast& f, PrefillMode wanted);
+// How many of the missing experts are worth reading ahead of their router: with those it is macro. None (micro) when in
+// doubt, since that reads less. Unless all are wanted so, the bytes that are expected to be read, at most, are 1.02
+// times those of what is chosen.
+uint32_t experts_ahead(const Forecast& f, PrefillMode wanted);
+inline Mode choose_mode(const Forecast& f, PrefillMode wanted) {
+    return experts_ahead(f, wanted) > 0 ? Mode::macro : Mode::micro;
+}
 
 // What earlier blocks of prompts have shown, by expert set and by how many rows there were, in powers of two. Not
 // thread-safe; nothing allocates after construction.

@@ -128,11 +128,11 @@ Fetcher::Missing Fetcher::missing(uint32_t set) const {
     return found;
 }
 
-void Fetcher::read_ahead(uint32_t set) {
+void Fetcher::read_ahead(uint32_t set, uint32_t most) {
     end_ahead();
     if (!prompt_) return;
     const store::RecordStore& store = slots_->store();
-    const uint32_t room = missing(set).room;
+    const uint32_t room = std::min(missing(set).room, most);
     ahead_records_.clear();
     for (uint32_t e = 0; e < store.geometry().sets[set].n_expert && ahead_records_.size() < room; ++e) {
         const RecordId r = store.record(set, e);

@@ -45,9 +45,9 @@ class Fetcher {
     void chosen(RecordId record, uint32_t tokens_after) { slots_->cache().use_by(record, tokens_after); }
 
     // In a prompt: this set comes next, and its experts, as far as they are not there and there is room for them, are
-    // read in the order of the file although no router has chosen them. They stop when another set is entered, or on
-    // end_ahead(), but for what is at the device. In decode nothing happens.
-    void read_ahead(uint32_t set);
+    // read in the order of the file although no router has chosen them, `most` of them. They stop when another set is
+    // entered, or on end_ahead(), but for what is at the device. In decode nothing happens.
+    void read_ahead(uint32_t set, uint32_t most = UINT32_MAX);
     void end_ahead() { scheduler_->drop_ahead(); }
     // Of the set's experts, how many are not there, and for how many of those read_ahead() would have room.
     struct Missing {

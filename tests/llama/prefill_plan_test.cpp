@@ -22,7 +22,7 @@ Forecast layer(double chosen) {
 // R40: the same number of rows, other choices, another mode.
 TEST(PrefillPlan, WhatIsChosenDecidesNotHowManyRowsThereAre) {
     EXPECT_EQ(choose_mode(layer(1.0), PrefillMode::automatic), Mode::macro);   // 70 ms against 20 + 70
-    EXPECT_EQ(choose_mode(layer(0.95), PrefillMode::automatic), Mode::macro);  // 70 ms against 20 + 67
+    EXPECT_EQ(choose_mode(layer(0.95), PrefillMode::automatic), Mode::macro);  // 68 ms against 20 + 67
     EXPECT_EQ(choose_mode(layer(0.5), PrefillMode::automatic), Mode::micro);   // 70 ms against 20 + 40
     EXPECT_EQ(choose_mode(layer(0.1), PrefillMode::automatic), Mode::micro);
 }
@@ -49,6 +49,32 @@ TEST(PrefillPlan, TheCostsAreThoseOfTheTwoOrders) {
     tight.room = 10;  // the rest waits for the router
     EXPECT_EQ(cost_of(Mode::macro, tight).bytes, (10U + 17U) * 1'600'000);
     EXPECT_EQ(cost_of(Mode::macro, tight).time, 60 * kMs);
+}
+
+// A prompt's bytes are at most 1.02 times those of what is chosen: so much less of a layer is read ahead.
+TEST(PrefillPlan, LittleIsReadInVain) {
+    uint32_t before = UINT32_MAX;
+    for (int percent = 100; percent >= 0; --percent) {
+        for (const uint32_t room : {1U, 10U, 44U}) {
+            Forecast f = layer(percent / 100.0);
+            f.room = room;
+            const uint32_t ahead = experts_ahead(f, PrefillMode::automatic);
+            EXPECT_LE(ahead, room);
+            f.room = ahead;
+            const auto macro = static_cast<double>(cost_of(Mode::macro, f).bytes);
+            const auto micro = static_cast<double>(cost_of(Mode::micro, f).bytes);
+            EXPECT_LE(macro, 1.02 * micro + 1) << percent << " % chosen, room for " << room;
+            f.room = room;
+            EXPECT_EQ(experts_ahead(f, PrefillMode::macro), room) << "unless told";
+            if (room != 44) continue;
+            EXPECT_LE(ahead, before);
+            before = ahead;
+        }
+    }
+    EXPECT_EQ(experts_ahead(layer(1.0), PrefillMode::automatic), 44U);
+    EXPECT_EQ(experts_ahead(layer(0.95), PrefillMode::automatic), 16U);
+    EXPECT_EQ(experts_ahead(layer(0.9), PrefillMode::automatic), 7U);
+    EXPECT_EQ(experts_ahead(layer(0.5), PrefillMode::automatic), 0U);
 }
 
 TEST(PrefillPlan, WhatWasNotMeasuredSpeaksForReadingLess) {
