@@ -4,7 +4,8 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
-#include <vector>
+
+#include "backend/options.h"
 
 namespace sluice::backend {
 namespace {
@@ -52,14 +53,31 @@ Status check_host_flags(std::span<const std::string> arguments) {
     return {};
 }
 
-Status check_own_host_flags() {
+bool asks_verbose(std::span<const std::string> arguments) {
+    constexpr int kDebug = 5;  // LOG_LEVEL_DEBUG of llama.cpp's tools
+    const auto is_debug = [](const char* text) { return std::atoi(text) >= kDebug; };
+    for (size_t i = 0; i < arguments.size(); ++i) {
+        const std::string& a = arguments[i];
+        if (takes_free_text(a)) {
+            ++i;
+        } else if (a == "-v" || a == "--verbose" || a == "--log-verbose") {
+            return true;
+        } else if (a == "-lv" || a == "--verbosity" || a == "--log-verbosity") {
+            return i + 1 < arguments.size() && is_debug(arguments[i + 1].c_str());
+        }
+    }
+    const char* level = std::getenv("LLAMA_ARG_LOG_VERBOSITY");
+    return level != nullptr && is_debug(level);
+}
+
+std::vector<std::string> own_arguments() {
     std::ifstream f("/proc/self/cmdline", std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(f)), std::istreambuf_iterator<char>());
     std::vector<std::string> arguments;
     std::istringstream parts(text);
     std::string argument;
     while (std::getline(parts, argument, '\0')) arguments.push_back(argument);
-    return check_host_flags(arguments);
+    return arguments;
 }
 
 }  // namespace sluice::backend

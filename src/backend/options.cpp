@@ -389,7 +389,10 @@ constexpr Option kOptions[] = {
      "sluice run leaves no line about this run (its speed, cache and threads; no text and no names) for sluice plan. "
      "Other programs never do.",
      set_off<&Config::history>, get_off<&Config::history>},
-    {"--sluice-log", "SLUICE_LOG", "error|warn|info|debug", "info", "How much Sluice says on standard error.",
+    {"--sluice-log", "SLUICE_LOG", "error|warn|info|debug", "info",
+     "How much Sluice says on standard error. Where llama.cpp is asked for everything (-v, -lv 5) and this is not "
+     "given, "
+     "it is debug.",
      [](Config& c, std::string_view t) { return set_word(c.verbosity, t, kVerbosities); },
      [](const Config& c) { return get_word(c.verbosity, kVerbosities); }},
 };
@@ -493,6 +496,14 @@ std::string Given::text(std::string_view flag, const Config& config) const {
         if (given == option || given == other) return said;
     }
     return option->value_name == nullptr ? option->flag : fmt::format("{} {}", option->flag, option->get(config));
+}
+
+bool Given::has(std::string_view flag) const {
+    return std::any_of(texts_.begin(), texts_.end(), [&](const auto& t) { return flag == t.first->flag; });
+}
+
+void say_more(Config& config, const Given& given) {
+    if (!given.has("--sluice-log")) config.verbosity = Verbosity::debug;
 }
 
 std::span<const Option> options() {

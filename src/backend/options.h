@@ -53,6 +53,7 @@ class Given {
     void put(const Option& option, std::string text);
     // "--flag value" for what a program has set.
     [[nodiscard]] std::string text(std::string_view flag, const Config& config) const;
+    [[nodiscard]] bool has(std::string_view flag) const;
 
   private:
     std::vector<std::pair<const Option*, std::string>> texts_;
@@ -70,6 +71,9 @@ Status take_options(Config& config, std::vector<std::string>& arguments, Place p
 // `environment` as in environ. A SLUICE_ variable that is neither an option nor one of the set-up's is an error, and so
 // is one that means nothing in `place`, and variables of a switch and its opposite that contradict each other.
 Status read_environment(Config& config, const char* const* environment, Place place, Given* given = nullptr);
+
+// For a host program that was asked to say all it can: so does Sluice, unless it was told how much.
+void say_more(Config& config, const Given& given);
 
 // Checks what single values cannot: ranges and combinations. `given` is for messages.
 Status validate(const Config& config, const Given& given = {});

@@ -28,7 +28,9 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
     sluice::backend::Given given;
     sluice::Status status = sluice::backend::read_environment(config, environ, sluice::backend::Place::library, &given);
     if (status.ok()) status = sluice::backend::validate(config, given);
-    if (status.ok()) status = sluice::backend::check_own_host_flags();
+    const std::vector<std::string> arguments = sluice::backend::own_arguments();
+    if (status.ok()) status = sluice::backend::check_host_flags(arguments);
+    if (sluice::backend::asks_verbose(arguments)) sluice::backend::say_more(config, given);
     if (status.ok()) status = sluice::backend::start_recording(config);
     if (status.ok()) {
         sluice::backend::set_config(config);

@@ -199,6 +199,7 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config, cons
     backend::Given given;
     if (Status s = backend::read_environment(config, environ, place, &given); !s.ok()) return s;
     if (Status s = backend::take_options(config, arguments, place, taken, &given); !s.ok()) return s;
+    if (backend::asks_verbose(arguments)) backend::say_more(config, given);
     // Here, where it is known how each value was given.
     if (Status s = backend::validate(config, given); !s.ok()) return s;
     if (Status s = backend::check_outputs(config, arguments); !s.ok()) return s;

@@ -78,8 +78,16 @@ struct ModelRuntime {
     std::optional<PromptBook> prompts;    // made with the first prompt; guarded by mutex
     std::optional<route::Scores> scores;  // of guesses, where the user wants them; guarded by mutex
     trace::Counters counters;             // guarded by mutex
-    cache::CacheCounters counted;         // of the cache, as far as passes were told; guarded by mutex
-    int32_t number = -1;                  // of the model in the run record; -1: there is none
+    // Which ways of computing less well than known graphs allow the user was told of; guarded by mutex.
+    struct Told {
+        bool parts = false;    // a block comes in several graphs
+        bool pattern = false;  // a node between its products is not known
+    };
+    Told told;
+    // Layers of which experts were read while others computed, by how: each expert by itself, and product by product.
+    uint64_t blocks_by_rank = 0, blocks_by_node = 0;  // guarded by mutex
+    cache::CacheCounters counted;                     // of the cache, as far as passes were told; guarded by mutex
+    int32_t number = -1;                              // of the model in the run record; -1: there is none
 };
 
 // Waits for the lock, and asks meanwhile whether to stop. What was not got is not held.

@@ -613,8 +613,8 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
         if (!made.ok()) return fail(made.status());
         runtime.fetcher = std::move(*made);
     }
-    if (weight.set == earlier_set_ && !told_of_parts_) {
-        told_of_parts_ = true;
+    if (weight.set == earlier_set_ && !runtime.told.parts) {
+        runtime.told.parts = true;
         log(LogLevel::debug,
             "layer {}: its experts come in several graphs, of which this one begins with {}: a pattern that Sluice "
             "does not know, or somebody looks at nodes in between. It is computed part by part, and less is read "
@@ -665,7 +665,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
         phase(runtime).waves += rounds;
         pass_->waves += static_cast<int64_t>(rounds);
         timed_ = nullptr;
-        const bool by_rank = runtime.overlap && find_ranks(graph, at, runtime);
+        const bool by_rank = runtime.overlap && find_ranks(graph, at, weight, first);
         status = accounted(runtime, weight.set, [&] {
             return by_rank ? run_ranks_in_waves(weight, leased) : run_in_waves(node, weight, leased);
         });
@@ -696,7 +696,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     held_.reading = true;
     batch_.emplace();
     find_early(graph, at, runtime);
-    if (!find_ranks(graph, at, runtime)) {
+    if (!find_ranks(graph, at, weight, first)) {
         ask_for_all(weight);
         accounted(runtime, weight.set, [&] {
             look_ahead(weight);
@@ -843,11 +843,34 @@ ggml_status MoeExecutor::run_as_they_come(ggml_tensor* node, const WeightRef& we
 
 // ---- rows of several experts, computed as these come
 
-// Whether the block that begins here can be computed by ranks: block_ is it then.
-bool MoeExecutor::find_ranks(ggml_cgraph* graph, int at, const ModelRuntime& runtime) {
+// Whether the block that begins here can be computed by ranks, at least as far as its pattern is known: block_ is it
+// then. What becomes of it is counted where it is the layer's `first`.
+bool MoeExecutor::find_ranks(ggml_cgraph* graph, int at, const WeightRef& weight, bool first) {
+    ModelRuntime& runtime = *weight.runtime;
     find_rank_block(graph, at, weight_of_, early_nodes_, block_);
-    return !block_.empty() && block_.nodes.size() <= kMaxNodes &&
-           rows_.size() <= runtime.own_bytes / std::max<size_t>(1, block_.row_bytes);
+    const bool by_rank = !block_.empty() && block_.nodes.size() <= kMaxNodes &&
+                         rows_.size() <= runtime.own_bytes / std::max<size_t>(1, block_.row_bytes);
+    const bool whole = block_.all == (1U << runtime.store->n_components(weight.set)) - 1;
+    if (first) ++(by_rank && whole ? runtime.blocks_by_rank : runtime.blocks_by_node);
+    if (!whole && !runtime.told.pattern) tell_of_pattern(graph, weight);
+    return by_rank;
+}
+
+// Says, once per model, which node keeps a block's products apart, if one does.
+void MoeExecutor::tell_of_pattern(ggml_cgraph* graph, const WeightRef& weight) {
+    if (block_.unknown < 0) return;
+    const ggml_tensor* node = ggml_graph_node(graph, block_.unknown);
+    for (int i = block_.unknown; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor* other = ggml_graph_node(graph, i);
+        const WeightRef* of = other->op == GGML_OP_MUL_MAT_ID ? weight_of_(other->src[0]) : nullptr;
+        if (of == nullptr || of->runtime != weight.runtime || of->set != weight.set) continue;
+        weight.runtime->told.pattern = true;
+        log(LogLevel::debug,
+            "layer {}: Sluice does not know what node {} ({}) does between products with experts. Such layers are "
+            "computed product by product, and not each expert as it comes",
+            weight.runtime->store->geometry().sets[weight.set].layer, node->name, ggml_op_name(node->op));
+        return;
+    }
 }
 
 // What is there is computed first, while the rest is read; then the rows of each expert when its matrices are there.

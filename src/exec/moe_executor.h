@@ -95,7 +95,8 @@ class MoeExecutor {
     void end_block();
     void ask_for_all(const WeightRef& weight);
     ggml_status run_as_they_come(ggml_tensor* node, const WeightRef& weight);
-    bool find_ranks(ggml_cgraph* graph, int at, const ModelRuntime& runtime);
+    bool find_ranks(ggml_cgraph* graph, int at, const WeightRef& weight, bool first);
+    void tell_of_pattern(ggml_cgraph* graph, const WeightRef& weight);
     ggml_status run_ranks(const WeightRef& weight);
     ggml_status run_ranks_in_waves(const WeightRef& weight, size_t leased);
     void ask_for_ranks(sched::Fetcher& fetcher, sched::Batch& batch, std::span<const RecordId> records,
@@ -159,9 +160,8 @@ class MoeExecutor {
     uint32_t set_ = UINT32_MAX;    // of the block whose nodes are appended
     int32_t layer_of_set_ = -1;
     uint32_t earlier_set_ = UINT32_MAX;  // that the graph before this one ended with, in the same pass
-    bool told_of_parts_ = false;
-    Nanos early_ = 0;          // arithmetic of nodes before the first set of the pass was known
-    bool last_block_ = false;  // the graph at hand reached the model's last set
+    Nanos early_ = 0;                    // arithmetic of nodes before the first set of the pass was known
+    bool last_block_ = false;            // the graph at hand reached the model's last set
     std::shared_ptr<RouterBook> routers_ = std::make_shared<RouterBook>();
     RouteProbe probe_;
     ggml_context* context_ = nullptr;

@@ -89,6 +89,7 @@ void find_rank_block(ggml_cgraph* graph, int begin, WeightLookup weight_of, cons
     block.row_bytes = 0;
     block.last_product = 0;
     block.before_last = block.all = 0;
+    block.unknown = -1;
     const ggml_tensor* first = ggml_graph_node(graph, begin);
     const ggml_tensor* ids = first->src[2];
     block.ranks = ids->ne[0];
@@ -101,7 +102,10 @@ void find_rank_block(ggml_cgraph* graph, int begin, WeightLookup weight_of, cons
         // Views: whose end they are, the next node that computes tells.
         if (is_view(node->op) || early.source(node) >= 0) continue;
         const bool wanted = (node->flags & GGML_TENSOR_FLAG_COMPUTE) != 0;
-        if (!wanted || !fits(block, node, ids, weight, weight_of)) break;
+        if (!wanted || !fits(block, node, ids, weight, weight_of)) {
+            block.unknown = i;
+            break;
+        }
         if (node->op == GGML_OP_MUL_MAT_ID) {
             block.last_product = block.nodes.size();
             block.before_last = block.all;

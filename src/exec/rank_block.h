@@ -26,6 +26,7 @@ struct RankBlock {
     size_t last_product = 0;          // in `nodes`: the last product with experts
     uint8_t before_last = 0;          // components needed by products before it
     uint8_t all = 0;                  // components needed at all
+    int unknown = -1;                 // the node that ended it; -1: the graph did, or there is but one row
 
     [[nodiscard]] bool empty() const { return nodes.empty(); }
     // Which node's rows `t` shows; -1 where that is none of the block. `t` may be a view of it.

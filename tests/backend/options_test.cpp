@@ -547,5 +547,29 @@ TEST(HostFlags, WhatWouldReadEverythingIsRefusedByName) {
     EXPECT_FALSE(check({"tool", "--check-tensors"}).ok());
 }
 
+TEST(HostFlags, WhoAsksLlamaCppForEverythingAsksSluiceToo) {
+    const auto asks = [](std::vector<std::string> a) { return asks_verbose(a); };
+    for (const char* flag : {"-v", "--verbose", "--log-verbose"}) EXPECT_TRUE(asks({"tool", "-m", "x", flag})) << flag;
+    for (const char* flag : {"-lv", "--verbosity", "--log-verbosity"}) {
+        EXPECT_TRUE(asks({"tool", flag, "5"})) << flag;
+        EXPECT_FALSE(asks({"tool", flag, "3"})) << flag;
+        EXPECT_FALSE(asks({"tool", flag})) << flag;
+    }
+    EXPECT_FALSE(asks({"tool", "-m", "x"}));
+    EXPECT_FALSE(asks({"tool", "-p", "-v"})) << "the prompt";
+    EXPECT_FALSE(own_arguments().empty());
+
+    Config config;
+    say_more(config, {});
+    EXPECT_EQ(config.verbosity, Verbosity::debug);
+    Given given;
+    std::vector<std::string> arguments{"--sluice-log", "warn"};
+    ASSERT_TRUE(take_options(config, arguments, Place::run, nullptr, &given).ok());
+    EXPECT_TRUE(given.has("--sluice-log"));
+    EXPECT_FALSE(given.has("--wave"));
+    say_more(config, given);
+    EXPECT_EQ(config.verbosity, Verbosity::warn) << "what was given stays";
+}
+
 }  // namespace
 }  // namespace sluice::backend

@@ -35,6 +35,7 @@ struct Shape {
     uint32_t align = 512;  // of the device; 1: experts lie equally deep in their slots
     bool router = false;   // the choice is part of the graph
     bool shared = false;   // an expert for every token, with a gate, comes after the chosen ones
+    bool odd = false;      // between the products is a node that Sluice does not know
 };
 
 // The tensors and the graph of one block, and the memory that they live in.
@@ -82,6 +83,7 @@ struct Block {
         }
         expert_tensor(s.type, kFf, kEmbd);
         ggml_tensor* act = ggml_swiglu_split(context, gate, up);
+        if (s.odd) act = ggml_set_name(ggml_norm(context, act, 1e-6F), "odd-0");
         ggml_tensor* down = ggml_mul_mat_id(context, experts.back(), act, ids);
         ggml_tensor* weighted = ggml_mul(context, down, weights);
         ggml_set_name(weighted, "ffn_moe_weighted-0");
@@ -286,6 +288,7 @@ class ExecutorTest : public ::testing::Test {
         sched::Fetcher::Options options;
         options.slots.budget = record * slots;
         options.slots.min_slots = 1;
+        options.slots.policy = policy_;
         options.reads.device = device_;
         const Clock& clock = device_.measured() ? static_cast<const Clock&>(slow_) : clock_;
         auto fetcher = sched::Fetcher::create(*store_, *engine_, clock, std::move(options));
@@ -372,6 +375,7 @@ class ExecutorTest : public ::testing::Test {
     Ticking ticking_{clock_};
     Ticking slow_{clock_, 1'000'000};  // the scheduler's: its layers take some milliseconds, and a read a tenth of one
     sched::DeviceModel device_;        // measured: reads may be speculative
+    cache::Policy policy_ = cache::Policy::lru;
     model::Geometry geometry_;
     std::vector<std::byte> contents_;
     io::File file_;
@@ -556,6 +560,38 @@ TEST_F(GuessTest, APromptIsNotGuessed) {
         EXPECT_EQ(pass_->hints, 0);
     }
     EXPECT_EQ(runtime_->fetcher->counters().hints, 0U);
+}
+
+// An unknown node between the products: they are computed one after the other, which is said once per model.
+TEST_F(ExecutorTest, AnUnknownPatternIsComputedProductByProductAndSaidOnce) {
+    static std::vector<std::string> said;
+    for (const bool odd : {false, true}) {
+        for (const uint32_t slots : {2U, 7U, 24U}) {
+            said.clear();
+            set_log_sink([](LogLevel level, const std::string& line) {
+                EXPECT_EQ(level, LogLevel::debug);
+                said.push_back(line);
+            });
+            set_log_level(LogLevel::debug);
+            ASSERT_NO_FATAL_FAILURE(start({.tokens = 3, .shared = true, .odd = odd}, 21, 2));
+            ASSERT_NO_FATAL_FAILURE(stream(slots, {.channels = 3, .jitter = 4, .shuffle = true}));
+            ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+            expect_same("odd");
+            EXPECT_EQ(runtime_->blocks_by_rank, odd ? 0U : 2U) << slots;
+            EXPECT_EQ(runtime_->blocks_by_node, odd ? 2U : 0U) << slots;
+            for (int again = 0; again < 2; ++again) {
+                ASSERT_NO_FATAL_FAILURE(reallocate());
+                ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+                expect_same("odd again");
+            }
+            set_log_level(LogLevel::warn);
+            std::erase_if(said, [](const std::string& line) { return line.find("does not know") == line.npos; });
+            ASSERT_EQ(said.size(), odd ? 1U : 0U) << slots;
+            if (!odd) continue;
+            for (const char* part : {"layer 0", "odd-0", "NORM"})
+                EXPECT_NE(said[0].find(part), std::string::npos) << said[0];
+        }
+    }
 }
 
 TEST_F(ExecutorTest, WithoutOverlapItIsTheSame) {
@@ -977,6 +1013,35 @@ TEST_F(PrefillTest, APromptLeavesTheWarmCacheToDecode) {
         }
         EXPECT_GE(kept, kSlots - limit) << "of what decode had";
         EXPECT_LE(runtime_->fetcher->cache().n_guests(0), limit);
+    }
+}
+
+// A few rows that nobody called a prompt may be one, or several sequences that decode; what they bring in stays. The
+// default policy keeps what decode uses often all the same: such a batch takes the slots of what is used least, and
+// after that of what it brought itself. Sixteen rows that all choose the same experts would convince it.
+TEST_F(PrefillTest, AFewRowsOfUnknownKindLeaveWhatDecodeUsesOften) {
+    constexpr uint32_t kSlots = 24;
+    for (const int64_t tokens : {int64_t{2}, int64_t{6}}) {
+        policy_ = cache::Policy::reuse;
+        ASSERT_NO_FATAL_FAILURE(start({.tokens = tokens}, 41, kLayers));
+        ASSERT_NO_FATAL_FAILURE(warm(kSlots, {}, PrefillMode::automatic));
+        sched::Fetcher& fetcher = *runtime_->fetcher;
+        for (int token = 0; token < 20; ++token) {
+            for (uint32_t l = 0; l < kLayers; ++l) {
+                fetcher.visit(l, 1, trace::Phase::decode);
+                for (uint32_t e = 0; e < 6; ++e) fetcher.chosen(store_->record(l, e), 0);
+            }
+        }
+        for (uint32_t l = 0; l < kLayers; ++l) ASSERT_NO_FATAL_FAILURE(choose(l, 6, 6));
+        ASSERT_EQ(compute(), GGML_STATUS_SUCCESS);
+        expect_same("a few rows");
+        EXPECT_EQ(pass_->blocks_micro + pass_->blocks_macro, 0) << "no prompt";
+        uint32_t kept = 0;
+        for (uint32_t l = 0; l < kLayers; ++l) {
+            for (uint32_t e = 0; e < 6; ++e) kept += fetcher.resident(store_->record(l, e)) ? 1 : 0;
+        }
+        EXPECT_GE(kept, kSlots - 6) << tokens << " rows: the slots of one layer's experts are taken, not of all four";
+        EXPECT_EQ(fetcher.cache().n_guests(0), 0U) << "what came stays if it is used again";
     }
 }
 
