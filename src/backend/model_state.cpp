@@ -200,10 +200,33 @@ uint64_t own_buffers_need(const model::GgufIndex& index, const store::RecordStor
                       exec::own_memory_need(index, store.geometry(), tokens));
 }
 
+Config acting_on(const model::GgufIndex& index, const model::Geometry& geometry, const Config& config,
+                 std::string* said) {
+    Config out = config;
+    said->clear();
+    // The model's own number is no change.
+    if (out.n_expert_used == index.arch_number("expert_used_count").value_or(0)) out.n_expert_used = 0;
+    uint32_t layers = 0;
+    for (size_t s = 0; s < geometry.sets.size(); ++s)
+        layers += s == 0 || geometry.sets[s].layer != geometry.sets[s - 1].layer ? 1 : 0;
+    if (out.route_ahead > 0 && out.route_ahead >= layers) {
+        *said = fmt::format(
+            "--route-ahead {} acts on no layer of {}, which has {} with experts: all experts are those that the routers "
+            "choose",
+            out.route_ahead, index.files()[0].path, layers);
+        out.route_ahead = 0;
+        out.route_ahead_weights = Config().route_ahead_weights;
+    }
+    return out;
+}
+
 Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, model::Geometry geometry,
-                                                     const Config& config, bool repack) {
+                                                     const Config& given, bool repack) {
     std::shared_ptr<ModelState> state(new ModelState());
-    state->config_ = config;
+    std::string idle;
+    state->config_ = acting_on(index, geometry, given, &idle);
+    if (!idle.empty()) log(LogLevel::warn, "{}", idle);
+    const Config& config = state->config_;
     state->repack_ = repack;
     state->index_ = std::move(index);
     state->geometry_ = std::move(geometry);
@@ -348,15 +371,6 @@ Status ModelState::set_prefetch() {
     if (given.device) device_ = *given.device;
     prefetch.guesser = given.guesser;
     runtime_.route_ahead.early_reads = !given.no_early_reads;
-    // Every output would name it as a lossy option, though nothing could be taken from so far ahead.
-    uint32_t layers = 0;
-    for (size_t s = 0; s < geometry_.sets.size(); ++s)
-        layers += s == 0 || geometry_.sets[s].layer != geometry_.sets[s - 1].layer ? 1 : 0;
-    if (runtime_.route_ahead.depth > 0 && runtime_.route_ahead.depth >= layers) {
-        return error(Code::invalid_argument, "--route-ahead {} has no effect: {} has {} layers with experts: {}",
-                     runtime_.route_ahead.depth, index_.files()[0].path, layers,
-                     layers > 1 ? fmt::format("give at most {}", layers - 1) : "leave it out");
-    }
     if (!prefetch.on()) return {};
     prefetch.automatic = config_.prefetch_auto;
     if (prefetch.automatic) runtime_.trial.emplace();

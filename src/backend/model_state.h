@@ -29,7 +29,7 @@ class ModelState {
     // `geometry` is that of `index`. `repack`: the model is loaded with the CPU backend's extra buffer
     // types, so slots hold what stock llama.cpp would compute from. Fails where the cache size cannot hold an expert.
     static Result<std::shared_ptr<ModelState>> open(model::GgufIndex index, model::Geometry geometry,
-                                                    const Config& config, bool repack);
+                                                    const Config& given, bool repack);
     ~ModelState();
     ModelState(const ModelState&) = delete;
     ModelState& operator=(const ModelState&) = delete;
@@ -116,5 +116,10 @@ uint32_t slots_wanted_at_once(const model::Geometry& geometry);
 // many tokens are computed in.
 uint64_t own_buffers_need(const model::GgufIndex& index, const store::RecordStore& store,
                           const std::vector<std::vector<bool>>& converted, uint64_t tokens);
+
+// A configuration as it acts on a model: options that would change answers, and change nothing in this one, are off, so
+// that nobody says that they did. `said` gets what the user should know about that; empty: nothing.
+Config acting_on(const model::GgufIndex& index, const model::Geometry& geometry, const Config& config,
+                 std::string* said);
 
 }  // namespace sluice::backend

@@ -17,9 +17,11 @@
 
 #include "backend/device.h"
 #include "backend/host_flags.h"
+#include "backend/model_state.h"
 #include "backend/options.h"
 #include "backend/recording.h"
 #include "base/bytes.h"
+#include "base/log.h"
 #include "cli/commands.h"
 #include "cli/memory_watch.h"
 #include "cli/metrics_server.h"
@@ -191,6 +193,55 @@ backend::Place place_of(std::string_view command) {
     return command == "serve" ? backend::Place::serve : backend::Place::tool;
 }
 
+namespace {
+
+// Whether a value of --override-kv ("KEY=TYPE:VALUE,...") sets `key`. Another architecture's keys set nothing.
+bool overrides(std::string_view value, std::string_view key) {
+    while (!value.empty()) {
+        std::string_view item = value.substr(0, value.find(','));
+        value.remove_prefix(std::min(value.size(), item.size() + 1));
+        item.remove_prefix(std::min(item.size(), item.find_first_not_of(" \"")));
+        if (item.starts_with(key) && item.substr(key.size()).starts_with('=')) return true;
+    }
+    return false;
+}
+
+// The value of --override-kv that says how many experts this model uses; empty: none does.
+std::string override_of_experts(const model::GgufIndex& index, const std::vector<std::string>& arguments) {
+    const std::string key = index.architecture() + ".expert_used_count";
+    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
+        if (arguments[i] == "--override-kv" && overrides(arguments[i + 1], key)) return arguments[i + 1];
+    }
+    return {};
+}
+
+// The last one counts, as for llama.cpp; empty: no file is named.
+std::string model_file(const std::vector<std::string>& arguments) {
+    std::string path;
+    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
+        if (arguments[i] == "-m" || arguments[i] == "--model") path = arguments[i + 1];
+    }
+    return path;
+}
+
+// Options that would change answers, and change nothing in the model that is named, are taken out before any output
+// names them. Returns what there is to say; a model that cannot be opened is for others to speak of.
+std::string leave_out_idle(Config& config, const std::vector<std::string>& arguments) {
+    const std::string path = backend::lossy_options(config).empty() ? "" : model_file(arguments);
+    if (path.empty()) return {};
+    const auto index = model::GgufIndex::open(path);
+    if (!index.ok()) return {};
+    const auto geometry = model::derive_geometry(*index);
+    if (!geometry.ok()) return {};
+    std::string said;
+    const uint32_t n_expert_used = config.n_expert_used;
+    config = backend::acting_on(*index, *geometry, config, &said);
+    if (!override_of_experts(*index, arguments).empty()) config.n_expert_used = n_expert_used;
+    return said;
+}
+
+}  // namespace
+
 Status start_streaming(std::vector<std::string>& arguments, Config& config, const char* command,
                        backend::TakenOptions* taken) {
     const backend::Place place = place_of(command);
@@ -212,8 +263,10 @@ Status start_streaming(std::vector<std::string>& arguments, Config& config, cons
         return error(Code::invalid_argument,
                      "the plug-in is preloaded (LD_PRELOAD), but this program streams by itself: unset it");
     }
+    const std::string idle = leave_out_idle(config, arguments);
     std::string why;
     if (!start(config, &why)) return error(Code::unsupported, "{}", why);
+    if (!idle.empty()) log(LogLevel::warn, "{}", idle);
     watch_memory();
     return {};
 }
@@ -239,17 +292,6 @@ int refuse_arguments(const std::vector<std::string>& arguments) {
 
 namespace {
 
-// Whether a value of --override-kv ("KEY=TYPE:VALUE,...") sets `key`. Another architecture's keys set nothing.
-bool overrides(std::string_view value, std::string_view key) {
-    while (!value.empty()) {
-        std::string_view item = value.substr(0, value.find(','));
-        value.remove_prefix(std::min(value.size(), item.size() + 1));
-        item.remove_prefix(std::min(item.size(), item.find_first_not_of(" \"")));
-        if (item.starts_with(key) && item.substr(key.size()).starts_with('=')) return true;
-    }
-    return false;
-}
-
 llama_example example_of(std::string_view command) {
     return command == "serve"        ? LLAMA_EXAMPLE_SERVER
            : command == "chat"       ? LLAMA_EXAMPLE_CLI
@@ -266,10 +308,7 @@ Status pass_on_experts_used(const Config& config, const char* command, std::vect
         return error(Code::invalid_argument, "--n-expert-used has no effect in sluice {}: {}", command, why);
     };
     if (std::string_view(command) == "bench") return no("llama-bench cannot be told to use fewer experts");
-    std::string path;
-    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
-        if (arguments[i] == "-m" || arguments[i] == "--model") path = arguments[i + 1];
-    }
+    const std::string path = model_file(arguments);
     if (path.empty()) return no("it needs the model's file, given with -m");
     const auto index = model::GgufIndex::open(path);
     if (!index.ok()) return index.status();
@@ -277,10 +316,8 @@ Status pass_on_experts_used(const Config& config, const char* command, std::vect
     if (n > most)
         return error(Code::invalid_argument, "--n-expert-used {}: {} has {} experts in a layer", n, path, most);
     const std::string key = index->architecture() + ".expert_used_count";
-    for (size_t i = 0; i + 1 < arguments.size(); ++i) {
-        if (arguments[i] == "--override-kv" && overrides(arguments[i + 1], key))
-            return no("--override-kv " + arguments[i + 1] + " says how many already");
-    }
+    if (const std::string other = override_of_experts(*index, arguments); !other.empty())
+        return no("--override-kv " + other + " says how many already");
     arguments.insert(arguments.end(), {"--override-kv", fmt::format("{}=int:{}", key, n)});
     if (n <= index->arch_number("expert_used_count").value_or(0)) return {};
     // llama.cpp plans its graph by the number of the model's tensors, and ends the program where more experts than the

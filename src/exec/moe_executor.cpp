@@ -440,7 +440,7 @@ void MoeExecutor::choose_experts(ggml_cgraph* graph, int at, const WeightRef& we
     edited_set_ = weight.set;
     if (!first || !decoding_ || pass_->warmup || !weight.runtime->dials.any()) return;
     const int64_t routed = pass_->routed, dropped = pass_->dropped, substituted = pass_->substituted;
-    edit_.edit(graph, at, weight, {weight_of_, cpu_, *routers_}, *pass_);
+    edit_.edit(graph, at, weight, {weight_of_, cpu_, *routers_, route_ahead_.read_early()}, *pass_);
     trace::PhaseCounters& counters = phase(*weight.runtime);
     counters.routed += static_cast<uint64_t>(pass_->routed - routed);
     counters.dropped += static_cast<uint64_t>(pass_->dropped - dropped);

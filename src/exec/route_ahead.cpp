@@ -30,6 +30,7 @@ class Timed {
 void RouteAhead::begin_graph() {
     for (Ranking& r : rankings_) r.known = false;
     ranked_.clear();
+    read_early_ = {};
     if (std::exchange(decoded_, false)) {
         first_decode_ = false;
         ++token_;
@@ -48,6 +49,7 @@ void RouteAhead::start(const ModelRuntime& runtime) {
         layer_of_.push_back(static_cast<uint32_t>(sets_of_.size() - 1));
     }
     rankings_.assign(sets.size(), {});
+    able_.assign(sets.size(), Able::unknown);
 }
 
 void RouteAhead::decide(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass) {
@@ -55,30 +57,67 @@ void RouteAhead::decide(const Block& block, WeightLookup weight_of, RouterBook& 
     if (runtime.route_ahead.depth == 0) return;
     start(runtime);
     ranked_.clear();
+    read_early_ = {};
     if (!pass.route_ahead) pass.route_ahead.emplace();
     trace::Pass::RouteAhead& counts = *pass.route_ahead;
     if (!block.decode) first_decode_ = true;
     decoded_ = decoded_ || block.decode;
-    const bool may = block.decode && !disarmed_ && block.weight->set < rankings_.size();
+    const uint32_t set = block.weight->set;
+    const bool one_token = ggml_graph_node(block.graph, block.at)->src[2]->ne[1] == 1;
+    const bool may = block.decode && one_token && !disarmed_ && set < rankings_.size();
+    if (may && able_[set] == Able::unknown) learn(block, weight_of, routers);
     const bool committed = may && !first_decode_ && commit(block, weight_of, routers, pass);
     ++(committed ? counts.committed : counts.passed);
-    const uint32_t set = block.weight->set;
+    if (committed) read_early_ = rankings_[set].read;
+    // The layers of a token that takes no choice are not ranked either. A layer's sets share its hidden state.
+    if (!may || first_decode_ || disarmed_) return;
     const uint32_t layer = layer_of_[set];
-    // A layer's sets share its hidden state.
-    if (!may || disarmed_ || sets_of_[layer].front() != set) return;
-    if (layer + runtime.route_ahead.depth >= sets_of_.size()) return;
+    if (sets_of_[layer].front() != set || layer + runtime.route_ahead.depth >= sets_of_.size()) return;
     const Timed ranking(pass.ledger.clock(), counts.rank);
-    for (const uint32_t to : sets_of_[layer + runtime.route_ahead.depth]) {
-        RouterReplay* replay = routers.replay_on(to, set);
-        if (replay == nullptr) continue;
-        const Status s = replay->run(routers.cpu(), routers.input(set));
-        Ranking& r = rankings_[to];
-        r.known = s.ok();
-        if (!s.ok()) continue;
-        r.ids.assign(replay->ids().begin(), replay->ids().end());
-        r.weights.assign(replay->weights().begin(), replay->weights().end());
-        ranked_.push_back(to);
+    for (const uint32_t to : sets_of_[layer + runtime.route_ahead.depth]) rank(to, set, routers);
+}
+
+void RouteAhead::rank(uint32_t to, uint32_t from, RouterBook& routers) {
+    RouterReplay* replay = able_[to] == Able::yes ? routers.replay_on(to, from) : nullptr;
+    if (replay == nullptr || !replay->run(routers.cpu(), routers.input(from)).ok()) return;
+    Ranking& r = rankings_[to];
+    r.known = true;
+    r.ids.assign(replay->ids().begin(), replay->ids().end());
+    r.weights.assign(replay->weights().begin(), replay->weights().end());
+    route::rank_by_share(r.ids, r.weights, r.shares);
+    const float cold = runtime_->dials.drop_below(r.ids.size());
+    r.read.assign(r.ids.size(), 0);
+    for (size_t k = 0; k < r.ids.size(); ++k) {
+        for (size_t i = 0; i < r.shares.size(); ++i) {
+            if (r.shares[i].expert == static_cast<uint32_t>(r.ids[k]))
+                r.read[k] = route::is_kept(i, r.shares[i].weight, cold) ? 1 : 0;
+        }
     }
+    ranked_.push_back(to);
+}
+
+// Finds out what commit() would need, so that nothing is ranked and read for a choice that nobody can take. Graphs over
+// one token are alike, but that some hidden states are had from the second one on only.
+void RouteAhead::learn(const Block& block, WeightLookup weight_of, RouterBook& routers) {
+    const WeightRef& weight = *block.weight;
+    if (const BlockWeights applied = find_block_weights(block.graph, block.at, weight_of); applied.tensor == nullptr) {
+        refuse(weight, applied.why_not);
+        return;
+    }
+    RouterReplay* replay = routers.replay_on(weight.set, weight.set);
+    if (replay == nullptr) {
+        if (!first_decode_) tell(weight, routers.why(weight.set));
+        return;
+    }
+    if (!runtime_->route_ahead.predicted_weights) {
+        Status s = replay->run(routers.cpu(), routers.input(weight.set));
+        if (s.ok()) s = replay->weights_of(routers.cpu(), replay->ids()).status();
+        if (!s.ok()) {
+            refuse(weight, s.message());
+            return;
+        }
+    }
+    able_[weight.set] = Able::yes;
 }
 
 bool RouteAhead::commit(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass) {
@@ -141,11 +180,10 @@ void RouteAhead::look_ahead(const WeightRef& weight, trace::Pass& pass) {
     const store::RecordStore& store = *weight.runtime->store;
     for (const uint32_t to : std::exchange(ranked_, {})) {
         const Ranking& r = rankings_[to];
-        route::rank_by_share(r.ids, r.weights, guesses_);
         // What would be dropped unread is left where it is.
         const float cold = runtime_->dials.drop_below(r.ids.size());
         const auto resident = [&](uint32_t e) { return fetcher.resident(store.record(to, e)); };
-        route::choose_prefetch(guesses_, {.drop_below = cold}, resident, chosen_);
+        route::choose_prefetch(r.shares, {.drop_below = cold}, resident, chosen_);
         early_.clear();
         for (const route::Likely& c : chosen_) early_.push_back({store.record(to, c.expert), c.weight});
         fetcher.commit(early_);
@@ -160,6 +198,11 @@ void RouteAhead::disarm(const WeightRef& weight, const std::string& why) {
 }
 
 void RouteAhead::refuse(const WeightRef& weight, const std::string& why) {
+    able_[weight.set] = Able::no;
+    tell(weight, why);
+}
+
+void RouteAhead::tell(const WeightRef& weight, const std::string& why) {
     if (std::exchange(told_, true)) return;
     log(LogLevel::warn, "--route-ahead leaves layer {} to its router: {}",
         weight.runtime->store->geometry().sets[weight.set].layer, why);

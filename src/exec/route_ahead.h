@@ -1,12 +1,15 @@
 // Owns: taking a layer's choice of experts from the ranking that its own router gave on the hidden state some layers
 // earlier (--route-ahead), and having those experts read from then on.
 // Keeps: which choice is taken is a function of the tokens alone: each ranking is made inline, in its block, and none
-// is skipped for want of time. A router whose copy does not choose what the graph chose ends it for good, aloud.
+// is skipped for want of time. Only what is going to be taken is ranked and read, so that no read is in vain. A router
+// whose copy does not choose what the graph chose ends it for good, aloud.
 #pragma once
 
 #include <ggml.h>
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "exec/model_runtime.h"
@@ -33,6 +36,9 @@ class RouteAhead {
     // Puts the early ranking in the place of the router's choice, with its weights, and ranks the experts of the layer
     // that is as far ahead. Does nothing where the runtime has it off.
     void decide(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass);
+    // Of the block at hand, by rank: 1 for an expert that its early ranking had read unless it was there, whenever that
+    // was begun. A run that drops experts takes it for one that is there. Empty: the block is its router's.
+    [[nodiscard]] std::span<const uint8_t> read_early() const { return read_early_; }
     // What the block needs was asked for: so is what later ones are sure to need.
     void look_ahead(const WeightRef& weight, trace::Pass& pass);
 
@@ -44,23 +50,31 @@ class RouteAhead {
         bool known = false;
         std::vector<int32_t> ids;
         std::vector<float> weights;  // of the early ranking
+        route::LikelyExperts shares;
+        std::vector<uint8_t> read;  // by rank: it is read early, as none that is dropped
     };
+    // Whether the block of a set can take another choice than its router's, as a graph over one token has shown.
+    enum class Able : uint8_t { unknown, no, yes };
     void start(const ModelRuntime& runtime);
     bool commit(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass);
-    void rank(uint32_t set, RouterBook& routers);
+    void learn(const Block& block, WeightLookup weight_of, RouterBook& routers);
+    void rank(uint32_t to, uint32_t from, RouterBook& routers);
     void disarm(const WeightRef& weight, const std::string& why);
     void refuse(const WeightRef& weight, const std::string& why);
+    void tell(const WeightRef& weight, const std::string& why);
 
     const ModelRuntime* runtime_ = nullptr;
     std::vector<uint32_t> layer_of_;              // by set: place of its layer among those with experts
     std::vector<std::vector<uint32_t>> sets_of_;  // by place: the layer's sets
     std::vector<Ranking> rankings_;               // by set
+    std::vector<Able> able_;                      // by set
     std::vector<uint32_t> ranked_;                // sets that the block at hand ranked
     bool first_decode_ = true;                    // no token was decoded since the last prompt
     bool decoded_ = false;                        // the pass at hand is of decode
     uint64_t token_ = 0;                          // passes of decode
     bool disarmed_ = false, told_ = false;
-    route::LikelyExperts guesses_, chosen_;
+    std::span<const uint8_t> read_early_;
+    route::LikelyExperts chosen_;
     std::vector<sched::Fetcher::Foreseen> early_;
 };
 

@@ -152,7 +152,8 @@ void RouteEdit::edit(ggml_cgraph* graph, int at, const WeightRef& weight, const 
                 return;
             }
             const RecordId record = runtime.store->record(weight.set, static_cast<uint32_t>(experts_[i]));
-            resident_[i] = is_there(runtime, record) ? 1 : 0;
+            const bool early = i < tools.read_early.size() && tools.read_early[i] != 0;
+            resident_[i] = early || is_there(runtime, record) ? 1 : 0;
         }
         if (!route::weights_tell(weights_)) {
             refuse(weight, "its weights are no numbers to go by", pass);

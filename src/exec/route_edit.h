@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -33,6 +34,9 @@ struct EditTools {
     WeightLookup weight_of;
     ggml_backend_t cpu;   // runs a router again
     RouterBook& routers;  // filled where the runtime follows routers
+    // By rank, of a block of one token: 1 for what was read early by rule (exec/route_ahead). It is as good as there,
+    // whether or not it came in time; empty: nothing was.
+    std::span<const uint8_t> read_early = {};
 };
 
 class RouteEdit {

@@ -2,6 +2,7 @@
 // Keeps: a function of its arguments alone; never more reads than allowed, and no expert twice.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -16,6 +17,11 @@ struct Limits {
     float drop_below = 0;
 };
 
+// Of a layer's guess: whether the one that is so many places behind the most likely is not left to dropping.
+[[nodiscard]] inline bool is_kept(size_t place, float weight, float drop_below) {
+    return place == 0 || !(weight < drop_below);
+}
+
 // The guesses to act on, most likely first: all that are there, and of the others as many as may be read.
 // `resident(expert)`: it is there.
 template <typename Resident>
@@ -25,7 +31,7 @@ void choose_prefetch(std::span<const Likely> guesses, const Limits& limits, Resi
     for (size_t i = 0; i < guesses.size(); ++i) {
         const Likely& g = guesses[i];
         if (!resident(g.expert)) {
-            if (reads == limits.reads || (i > 0 && g.weight < limits.drop_below)) continue;
+            if (reads == limits.reads || !is_kept(i, g.weight, limits.drop_below)) continue;
             ++reads;
         }
         out.push_back(g);

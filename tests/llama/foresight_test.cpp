@@ -99,8 +99,15 @@ struct Disturb {
     }
 };
 
+struct Way {
+    Disturb* disturb = nullptr;
+    int threads = 1;
+    bool ask_again = false;  // another prompt after the tokens, and one token after that
+};
+
 // Greedy: a prompt, then `n` tokens one by one. All logits of the latter.
-Outcome run(const std::string& name, Config config, int n = 12, Disturb* disturb = nullptr) {
+Outcome run(const std::string& name, Config config, int n = 12, Way way = {}) {
+    Disturb* disturb = way.disturb;
     Outcome out;
     config.verbosity = Verbosity::warn;
     config.record = "/dev/null";
@@ -118,7 +125,7 @@ Outcome run(const std::string& name, Config config, int n = 12, Disturb* disturb
     if (model == nullptr) return out;
     llama_context_params cp = llama_context_default_params();
     cp.n_ctx = 128;
-    cp.n_threads = cp.n_threads_batch = 1;
+    cp.n_threads = cp.n_threads_batch = way.threads;
     cp.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
     if (disturb != nullptr) {
         cp.cb_eval = Disturb::call;
@@ -131,7 +138,8 @@ Outcome run(const std::string& name, Config config, int n = 12, Disturb* disturb
         std::vector<llama_token> tokens;
         for (int i = 0; i < 9; ++i) tokens.push_back((i * 7919 + 13) % n_vocab);
         if (llama_decode(ctx.get(), llama_batch_get_one(tokens.data(), 9)) != 0) return out;
-        for (int g = 0; g < n; ++g) {
+        for (int g = 0; g < n + (way.ask_again ? 1 : 0); ++g) {
+            if (g == n && llama_decode(ctx.get(), llama_batch_get_one(tokens.data(), 9)) != 0) return out;
             const float* l = llama_get_logits_ith(ctx.get(), -1);
             auto next = static_cast<llama_token>(std::max_element(l, l + n_vocab) - l);
             if (disturb != nullptr) disturb->token = g;
@@ -317,7 +325,10 @@ TEST_F(ForesightTest, RouteAheadKnowsEveryArchitecture) {
     for (const auto& [name, why] : left) EXPECT_NE(why, "") << name << " commits nothing and does not say why";
 }
 
-// Twenty runs at N = 1, 2, 4: caches of every size, lanes, completions in any order, with and without overlap.
+// Twenty runs at N = 1, 2, 4: caches of every size, lanes, with and without overlap. In every other one no read comes
+// before somebody waits for it, and then in any order: as late as the drive of an early read can be. That a ranking is
+// late cannot happen: it is computed in the layer that it is made from, by the thread that computes, before that
+// layer's own experts are asked for, so whoever delays it delays the layer that would take it by as much.
 TEST_F(ForesightTest, RouteAheadIsAFunctionOfTheTokens) {
     const std::string name = "qwen3moe-deep-f16";
     for (const unsigned ahead : {1U, 2U, 4U}) {
@@ -325,7 +336,7 @@ TEST_F(ForesightTest, RouteAheadIsAFunctionOfTheTokens) {
             std::vector<float> want;
             for (int turn = 0; turn < 20; ++turn) {
                 const auto what = std::make_shared<io::Unreliability>();
-                what->order_seed = static_cast<uint64_t>(turn);
+                if (turn % 2 == 0) what->order_seed = static_cast<uint64_t>(turn);
                 backend::wrap_engines([what](std::unique_ptr<io::Engine> inner) -> std::unique_ptr<io::Engine> {
                     return std::make_unique<io::UnreliableEngine>(std::move(inner), what);
                 });
@@ -346,8 +357,8 @@ TEST_F(ForesightTest, RouteAheadIsAFunctionOfTheTokens) {
     }
 }
 
-// It would be called lossy everywhere and take nothing.
-TEST_F(ForesightTest, RouteAheadOfAllLayersIsRefused) {
+// Nothing lies so far ahead: that is said once, and not that answers differ.
+TEST_F(ForesightTest, RouteAheadOfAllLayersIsTheRouters) {
     for (const std::string name : {"qwen3moe-deep-f16", "deepseek2-f16", "grovemoe-f16"}) {
         const auto index = model::GgufIndex::open(path_of(name));
         ASSERT_TRUE(index.ok());
@@ -358,13 +369,25 @@ TEST_F(ForesightTest, RouteAheadOfAllLayersIsRefused) {
         const auto n = static_cast<uint32_t>(layers.size());
         Config config;
         config.cache_bytes = cache_for(name, 0.5);
+        const Outcome routers = run(name, config);
         for (const uint32_t depth : {n, 64U}) {
-            config.route_ahead = depth;
-            EXPECT_FALSE(run(name, config).ok) << name;
-            EXPECT_TRUE(said("has no effect")) << name;
+            for (const auto weights : {RouteAheadWeights::router, RouteAheadWeights::predicted}) {
+                config.route_ahead = depth;
+                config.route_ahead_weights = weights;
+                g_said.clear();
+                const Outcome got = run(name, config);
+                ASSERT_TRUE(got.ok && routers.ok) << name;
+                EXPECT_TRUE(same(got.logits, routers.logits)) << name;
+                EXPECT_FALSE(got.decode.ra_committed.known() && got.decode.ra_committed.value() > 0) << name;
+                EXPECT_EQ(g_said.size(), 1U) << name;
+                EXPECT_TRUE(said("acts on no layer")) << name;
+            }
         }
         config.route_ahead = n - 1;
+        g_said.clear();
         EXPECT_TRUE(run(name, config).ok) << name;
+        EXPECT_TRUE(said(fmt::format("without --route-ahead {}", n - 1))) << name;
+        EXPECT_FALSE(said("acts on no layer")) << name;
     }
 }
 
@@ -415,6 +438,75 @@ TEST_F(ForesightTest, EarlyReadsCostNoBytes) {
     }
 }
 
+// Nothing is ranked and read for a layer that takes its router's choice: in the first token after each prompt, and in
+// models whose weights are applied before the experts.
+TEST_F(ForesightTest, NothingIsReadEarlyForWhomItIsNotTaken) {
+    Config config;
+    config.cache_bytes = cache_for("qwen3moe-deep-f16", 0.25);
+    config.route_ahead = 1;
+    const Outcome first = run("qwen3moe-deep-f16", config, 1);
+    ASSERT_TRUE(first.ok);
+    EXPECT_EQ(first.decode.ra_committed.or_zero(), 0);
+    EXPECT_EQ(first.decode.ahead_bytes.or_zero(), 0);
+    EXPECT_EQ(first.decode.ra_rank.or_zero(), 0) << "something was ranked";
+    const Outcome once = run("qwen3moe-deep-f16", config, 8);
+    const Outcome again = run("qwen3moe-deep-f16", config, 8, {.ask_again = true});
+    ASSERT_TRUE(once.ok && again.ok);
+    EXPECT_GT(once.decode.ahead_bytes.or_zero(), 0);
+    EXPECT_EQ(again.decode.ahead_bytes.or_zero(), once.decode.ahead_bytes.or_zero());
+    EXPECT_EQ(again.decode.ra_committed.or_zero(), once.decode.ra_committed.or_zero());
+    config.cache_bytes = cache_for("llama4-f16", 0.25);
+    for (const bool predicted : {false, true}) {
+        config.route_ahead_weights = predicted ? RouteAheadWeights::predicted : RouteAheadWeights::router;
+        const Outcome never = run("llama4-f16", config);
+        ASSERT_TRUE(never.ok);
+        EXPECT_EQ(never.decode.ra_committed.or_zero(), 0);
+        EXPECT_EQ(never.decode.ahead_bytes.or_zero(), 0) << predicted;
+    }
+}
+
+// With dropping, too, what is read early is used: an expert that the early ranking had read is not dropped, however
+// light the router finds it in the end. With --deterministic the text does not depend on when reads come, nor on
+// whether they are begun early at all.
+TEST_F(ForesightTest, DroppingLeavesWhatWasReadEarly) {
+    const std::string name = "qwen3moe-deep-f16";
+    for (const unsigned ahead : {1U, 2U}) {
+        for (const double drop : {0.5, 0.9, 1.0}) {
+            for (const bool predicted : {false, true}) {
+                std::vector<float> want;
+                for (int turn = 0; turn < 6; ++turn) {
+                    const auto what = std::make_shared<io::Unreliability>();
+                    if (turn % 2 == 1) what->order_seed = static_cast<uint64_t>(turn);
+                    backend::wrap_engines([what](std::unique_ptr<io::Engine> inner) -> std::unique_ptr<io::Engine> {
+                        return std::make_unique<io::UnreliableEngine>(std::move(inner), what);
+                    });
+                    backend::Foresight f;
+                    f.no_early_reads = turn == 5;
+                    backend::set_foresight(f);
+                    Config config;
+                    config.cache_bytes = cache_for(name, 0.4);
+                    config.io_threads = 1 + static_cast<unsigned>(turn);
+                    config.overlap = turn != 3;
+                    config.deterministic = true;
+                    config.route_ahead = ahead;
+                    config.drop_cold_experts = drop;
+                    if (predicted) config.route_ahead_weights = RouteAheadWeights::predicted;
+                    const Outcome got = run(name, config, 24, {.threads = 1 + turn % 2});
+                    ASSERT_TRUE(got.ok);
+                    const std::string where = fmt::format("N {} F {} predicted {} turn {}", ahead, drop, predicted, turn);
+                    if (turn == 0) {
+                        want = got.logits;
+                        EXPECT_GT(got.decode.dropped.or_zero(), 0) << where;
+                        EXPECT_GT(got.decode.ahead_bytes.or_zero(), 0) << where;
+                    }
+                    EXPECT_TRUE(same(got.logits, want)) << where;
+                    EXPECT_GE(got.decode.predicted_used.or_zero(), got.decode.ahead_bytes.or_zero() * 97 / 100) << where;
+                }
+            }
+        }
+    }
+}
+
 // A router that chooses something else than its copy is found out within 64 tokens, whichever weights are used.
 TEST_F(ForesightTest, TheWatchdogEndsRouteAheadAloud) {
     for (const bool predicted : {false, true}) {
@@ -425,12 +517,12 @@ TEST_F(ForesightTest, TheWatchdogEndsRouteAheadAloud) {
         if (predicted) config.route_ahead_weights = RouteAheadWeights::predicted;
         Disturb disturb;
         disturb.from_token = 4;
-        const Outcome got = run("qwen3moe-deep-f16", config, 4 + 64, &disturb);
+        const Outcome got = run("qwen3moe-deep-f16", config, 4 + 64, {.disturb = &disturb});
         ASSERT_TRUE(got.ok);
         EXPECT_TRUE(said("--route-ahead is off from now on")) << predicted;
         Disturb none;
         g_said.clear();
-        ASSERT_TRUE(run("qwen3moe-deep-f16", config, 68, &none).ok);
+        ASSERT_TRUE(run("qwen3moe-deep-f16", config, 68, {.disturb = &none}).ok);
         EXPECT_FALSE(said("off from now on")) << g_said.front();
     }
 }

@@ -173,6 +173,27 @@ class Architectures(unittest.TestCase):
                     self.assertLessEqual(counts["lookups"], counts["routed"] - counts["dropped"])
 
 
+class Idle(unittest.TestCase):
+    def test_what_changes_nothing_is_not_called_lossy(self):
+        facts = json.loads(call([ARGS.sluice, "inspect", ARGS.model, "--json"])[0])
+        plain = run("--no-display-prompt")[0]
+        layers, used = facts["layers"], facts["experts_used"]
+        with tempfile.TemporaryDirectory() as work:
+            for extra, warnings in ((["--route-ahead", str(layers)], 1), (["--route-ahead", "64", "--route-ahead-weights", "predicted"], 1),
+                                    (["--n-expert-used", str(used)], 0)):
+                record = os.path.join(work, "r.jsonl")
+                out, err = run("--no-display-prompt", "--record", record, *extra)
+                self.assertEqual(out, plain, extra)
+                self.assertIn("lossy:    none", err)
+                self.assertNotIn("not what it would answer", err)
+                self.assertEqual(err.count("acts on no layer"), warnings, err)
+                with open(record, encoding="utf-8") as f:
+                    self.assertEqual(json.loads(f.readline())["lossy"], [])
+        # Beside an override that says otherwise it is no agreement with the model.
+        _, err = run("--n-expert-used", str(used), "--override-kv", f"{facts['architecture']}.expert_used_count=int:{used + 1}", code=2)
+        self.assertIn("already", err)
+
+
 class ExpertsUsed(unittest.TestCase):
     def stock(self, n, override):
         out, _ = call([os.path.join(ARGS.llama_bin, "llama-completion"), "-m", ARGS.model, "-p", PROMPT, "-n", str(n), "-c", "256",
