@@ -137,6 +137,11 @@ struct PhaseStats {
     double repack_ms = 0;
     // Choices of routers that lossy options could have changed; of those, left out, and computed with another expert.
     uint64_t routed = 0, dropped = 0, substituted = 0;
+    // Of route-ahead: layers' choices that were taken from an early ranking, and those left to their routers: all, in
+    // the first layers, and in the first token after a prompt. Of the former, experts, and those that the router chose,
+    // too.
+    uint64_t ahead_committed = 0, ahead_passed = 0, ahead_passed_below = 0, ahead_passed_first = 0;
+    uint64_t ahead_slots = 0, ahead_agreed = 0;
 };
 
 struct Stats {

@@ -678,6 +678,12 @@ void add(PhaseStats& sum, const trace::PhaseCounters& c) {
     sum.routed += c.routed;
     sum.dropped += c.dropped;
     sum.substituted += c.substituted;
+    sum.ahead_committed += c.route_ahead.committed;
+    sum.ahead_passed += c.route_ahead.passed;
+    sum.ahead_passed_below += c.route_ahead.below;
+    sum.ahead_passed_first += c.route_ahead.first;
+    sum.ahead_slots += c.route_ahead.slots;
+    sum.ahead_agreed += c.route_ahead.agreed;
 }
 
 void add_counts(Stats& sum, exec::ModelRuntime& runtime) {

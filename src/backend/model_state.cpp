@@ -211,7 +211,8 @@ Config acting_on(const model::GgufIndex& index, const model::Geometry& geometry,
         layers += s == 0 || geometry.sets[s].layer != geometry.sets[s - 1].layer ? 1 : 0;
     if (out.route_ahead > 0 && out.route_ahead >= layers) {
         *said = fmt::format(
-            "--route-ahead {} acts on no layer of {}, which has {} with experts: all experts are those that the routers "
+            "--route-ahead {} acts on no layer of {}, which has {} with experts: all experts are those that the "
+            "routers "
             "choose",
             out.route_ahead, index.files()[0].path, layers);
         out.route_ahead = 0;

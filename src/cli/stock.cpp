@@ -60,6 +60,17 @@ void print_streaming_summary(const Config& config) {
                  static_cast<unsigned long long>(s.experts), lossy.empty() ? "none" : lossy.c_str());
     line("prefill", s.prefill);
     line("decode", s.decode);
+    if (config.route_ahead > 0) {
+        const PhaseStats& d = s.decode;
+        const trace::RouteAheadCounts counts{.committed = d.ahead_committed,
+                                             .passed = d.ahead_passed,
+                                             .below = d.ahead_passed_below,
+                                             .first = d.ahead_passed_first,
+                                             .slots = d.ahead_slots,
+                                             .agreed = d.ahead_agreed};
+        std::fprintf(stderr, "sluice: moe-route-ahead: %s\n",
+                     trace::route_ahead_text(config.route_ahead, counts, s.prefill.ahead_passed).c_str());
+    }
 }
 
 // Takes Ctrl-C (and SIGTERM) for a tool that has a handler of its own: computing ends within one layer, and the handler

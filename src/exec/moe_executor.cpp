@@ -638,6 +638,7 @@ ggml_status MoeExecutor::mul_mat_id(ggml_cgraph* graph, int& at, const WeightRef
     if (first && !pass_->warmup) {
         const RouteAhead::Block block{graph, at, &weight, decoding_};
         route_ahead_.decide(block, weight_of_, *routers_, *pass_);
+        phase(runtime).route_ahead += route_ahead_.block();
     }
     choose_experts(graph, at, weight, first);
     if (Status s = route(ids, n_expert); !s.ok()) return fail(std::move(s));

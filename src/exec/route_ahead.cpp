@@ -54,12 +54,12 @@ void RouteAhead::start(const ModelRuntime& runtime) {
 
 void RouteAhead::decide(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass) {
     const ModelRuntime& runtime = *block.weight->runtime;
-    if (runtime.route_ahead.depth == 0) return;
-    start(runtime);
     ranked_.clear();
     read_early_ = {};
+    block_ = {};
+    if (runtime.route_ahead.depth == 0) return;
+    start(runtime);
     if (!pass.route_ahead) pass.route_ahead.emplace();
-    trace::Pass::RouteAhead& counts = *pass.route_ahead;
     if (!block.decode) first_decode_ = true;
     decoded_ = decoded_ || block.decode;
     const uint32_t set = block.weight->set;
@@ -67,13 +67,19 @@ void RouteAhead::decide(const Block& block, WeightLookup weight_of, RouterBook& 
     const bool may = block.decode && one_token && !disarmed_ && set < rankings_.size();
     if (may && able_[set] == Able::unknown) learn(block, weight_of, routers);
     const bool committed = may && !first_decode_ && commit(block, weight_of, routers, pass);
-    ++(committed ? counts.committed : counts.passed);
+    const uint32_t layer = layer_of_[set];
+    ++(committed ? block_.committed : block_.passed);
+    if (block.decode && first_decode_) {
+        ++block_.first;
+    } else if (block.decode && layer < runtime.route_ahead.depth) {
+        ++block_.below;
+    }
+    pass.route_ahead->counts += block_;
     if (committed) read_early_ = rankings_[set].read;
     // The layers of a token that takes no choice are not ranked either. A layer's sets share its hidden state.
     if (!may || first_decode_ || disarmed_) return;
-    const uint32_t layer = layer_of_[set];
     if (sets_of_[layer].front() != set || layer + runtime.route_ahead.depth >= sets_of_.size()) return;
-    const Timed ranking(pass.ledger.clock(), counts.rank);
+    const Timed ranking(pass.ledger.clock(), pass.route_ahead->rank);
     for (const uint32_t to : sets_of_[layer + runtime.route_ahead.depth]) rank(to, set, routers);
 }
 
@@ -136,12 +142,11 @@ bool RouteAhead::commit(const Block& block, WeightLookup weight_of, RouterBook& 
         refuse(weight, routers.why(weight.set));
         return false;
     }
-    trace::Pass::RouteAhead& counts = *pass.route_ahead;
     const bool true_weights = !runtime_->route_ahead.predicted_weights;
     std::span<const float> weights = ranking.weights;
     const auto router_id = [&](size_t k) { return id_at(ids, static_cast<int64_t>(k), 0); };
     if (true_weights || (token_ + weight.set) % kCheckEvery == 0) {
-        const Timed watching(pass.ledger.clock(), counts.watch);
+        const Timed watching(pass.ledger.clock(), pass.route_ahead->watch);
         if (const Status s = replay->run(routers.cpu(), routers.input(weight.set)); !s.ok()) {
             refuse(weight, s.message());
             return false;
@@ -162,9 +167,9 @@ bool RouteAhead::commit(const Block& block, WeightLookup weight_of, RouterBook& 
         }
     }
     if (weights.size() != n) return false;
-    counts.slots += static_cast<int64_t>(n);
+    block_.slots = n;
     for (const int32_t e : ranking.ids) {
-        for (size_t k = 0; k < n; ++k) counts.agreed += router_id(k) == e ? 1 : 0;
+        for (size_t k = 0; k < n; ++k) block_.agreed += router_id(k) == e ? 1 : 0;
     }
     for (size_t k = 0; k < n; ++k) {
         std::memcpy(static_cast<char*>(ids->data) + k * ids->nb[0], &ranking.ids[k], sizeof(int32_t));

@@ -16,6 +16,7 @@
 #include "exec/rank_block.h"
 #include "exec/router_book.h"
 #include "route/likely.h"
+#include "trace/counters.h"
 #include "trace/pass.h"
 
 namespace sluice::exec {
@@ -36,6 +37,8 @@ class RouteAhead {
     // Puts the early ranking in the place of the router's choice, with its weights, and ranks the experts of the layer
     // that is as far ahead. Does nothing where the runtime has it off.
     void decide(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass);
+    // What was done in the block at hand.
+    [[nodiscard]] const trace::RouteAheadCounts& block() const { return block_; }
     // Of the block at hand, by rank: 1 for an expert that its early ranking had read unless it was there, whenever that
     // was begun. A run that drops experts takes it for one that is there. Empty: the block is its router's.
     [[nodiscard]] std::span<const uint8_t> read_early() const { return read_early_; }
@@ -74,6 +77,7 @@ class RouteAhead {
     uint64_t token_ = 0;                          // passes of decode
     bool disarmed_ = false, told_ = false;
     std::span<const uint8_t> read_early_;
+    trace::RouteAheadCounts block_;  // of the block at hand
     route::LikelyExperts chosen_;
     std::vector<sched::Fetcher::Foreseen> early_;
 };

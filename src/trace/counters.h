@@ -8,6 +8,23 @@
 
 namespace sluice::trace {
 
+// Layers' choices that were taken from an early ranking, and those left to their routers: all, and of these those in
+// the first layers and in the first token after a prompt. Of the former, experts, and those that the router chose, too.
+struct RouteAheadCounts {
+    uint64_t committed = 0, passed = 0, below = 0, first = 0;
+    uint64_t slots = 0, agreed = 0;
+
+    RouteAheadCounts& operator+=(const RouteAheadCounts& o) {
+        committed += o.committed;
+        passed += o.passed;
+        below += o.below;
+        first += o.first;
+        slots += o.slots;
+        agreed += o.agreed;
+        return *this;
+    }
+};
+
 // Of one phase. A graph over one token is decode, anything wider is prefill.
 struct PhaseCounters {
     uint64_t tokens = 0;   // rows that the first expert layer saw
@@ -23,6 +40,7 @@ struct PhaseCounters {
     uint64_t waves = 0;  // extra rounds of a layer that did not fit
     // Ranks that lossy options could have changed, and what they made of them.
     uint64_t routed = 0, dropped = 0, substituted = 0;
+    RouteAheadCounts route_ahead;
 };
 
 struct Counters {

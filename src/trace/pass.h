@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "trace/counters.h"
 #include "trace/events.h"
 #include "trace/histogram.h"
 #include "trace/ledger.h"
@@ -57,7 +58,7 @@ struct Pass {
     int64_t predicted_bytes = 0, predicted_physical = 0, predicted_used = 0, rejected_bytes = 0, late = 0;
     // What route-ahead did; nothing where it is off.
     struct RouteAhead {
-        int64_t committed = 0, passed = 0, slots = 0, agreed = 0;
+        RouteAheadCounts counts;
         Nanos rank = 0, issue = 0, watch = 0;
     };
     std::optional<RouteAhead> route_ahead;

@@ -145,10 +145,12 @@ void Recorder::fill(Row& row, Pass& pass, const RowInfo& info) {
         if (pass.predicts || pass.route_ahead) row.predicted_used = pass.predicted_used;
         if (pass.route_ahead) {
             const Pass::RouteAhead& ra = *pass.route_ahead;
-            row.ra_committed = ra.committed;
-            row.ra_passed = ra.passed;
-            row.ra_slots = ra.slots;
-            row.ra_agreed = ra.agreed;
+            row.ra_committed = static_cast<int64_t>(ra.counts.committed);
+            row.ra_passed = static_cast<int64_t>(ra.counts.passed);
+            row.ra_passed_below = static_cast<int64_t>(ra.counts.below);
+            row.ra_passed_first = static_cast<int64_t>(ra.counts.first);
+            row.ra_slots = static_cast<int64_t>(ra.counts.slots);
+            row.ra_agreed = static_cast<int64_t>(ra.counts.agreed);
             row.ra_rank = ra.rank;
             row.ra_issue = ra.issue;
             row.ra_watch = ra.watch;

@@ -70,10 +70,10 @@ struct Row {
     Measure waves;                       // rounds of layers whose experts did not fit at once
     Measure blocks_micro, blocks_macro;  // layers of a prompt, by how their experts were read
     Measure ahead_bytes;                 // of exact_bytes: asked for before a router had chosen
-    // Route-ahead: routings that were the early ranking's, and those that stayed the router's; of the former, chosen
-    // experts, and how many of these the router would have chosen, too; time for ranking, for asking for reads, and for
-    // its watchdog.
-    Measure ra_committed, ra_passed, ra_slots, ra_agreed;
+    // Route-ahead: routings that were the early ranking's, and those that stayed the router's; of the latter, those of
+    // the first layers and of the first token after a prompt; of the former, chosen experts, and how many of these the
+    // router would have chosen, too; time for ranking, for asking for reads, and for its watchdog.
+    Measure ra_committed, ra_passed, ra_passed_below, ra_passed_first, ra_slots, ra_agreed;
     Measure ra_rank, ra_issue, ra_watch;
     Measure routed, dropped, substituted, unedited;  // what lossy options did
     Measure retries;                                 // attempts at the device beyond one per read

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "base/bytes.h"
@@ -61,6 +62,28 @@ std::string where_it_goes(const Totals& t) {
     return out.empty() ? kNotMeasured : out;
 }
 
+// What the run's option of this name says; empty: nothing.
+std::string option_in(const Json& header, const char* name) {
+    if (!header.is_object() || !header.contains("options")) return {};
+    const Json& options = header["options"];
+    if (!options.is_object() || !options.contains(name) || !options[name].is_object()) return {};
+    return text_in(options[name], "value");
+}
+
+uint64_t number_in(const std::string& text) {
+    uint64_t n = 0;
+    std::from_chars(text.data(), text.data() + text.size(), n);
+    return n;
+}
+
+// What guesses were made by.
+const char* predictor_in(const Json& header) {
+    const std::string gate = option_in(header, "predict-prefetch"), last = option_in(header, "prefetch");
+    if (!gate.empty() && gate != "off")
+        return option_in(header, "predict-model").empty() ? "[stale-gate] " : "[trained] ";
+    return last.empty() || last == "0" ? "" : "[prev-token] ";
+}
+
 // Which options changed what was computed, and how much of it.
 std::string lossy_text(const Book& book, const SummaryExtras& extras) {
     std::string out;
@@ -83,6 +106,18 @@ std::string changed_text(uint64_t routed, uint64_t dropped, uint64_t substituted
     std::string out = fmt::format(": {:.1f} % of {} routed slots dropped", percent(dropped), routed);
     if (substituted > 0) out += fmt::format(", {:.1f} % substituted", percent(substituted));
     return out;
+}
+
+std::string route_ahead_text(uint32_t layers, const RouteAheadCounts& decode, uint64_t prompts) {
+    std::string out = fmt::format(
+        "{} layers early: {} routings committed, {} passed through ({} of the first {} layers, {} of prompts, {} of "
+        "first tokens",
+        layers, decode.committed, decode.passed + prompts, decode.below, layers, prompts, decode.first);
+    const uint64_t told = decode.below + decode.first;
+    if (decode.passed > told) out += fmt::format(", {} others", decode.passed - told);
+    if (decode.slots == 0) return out + "); nothing was committed";
+    return out + fmt::format("); committed selection agreed with the router on {:.1f} % of slots",
+                             100 * static_cast<double>(decode.agreed) / static_cast<double>(decode.slots));
 }
 
 std::string summary_text(const Book& book, const SummaryExtras& extras) {
@@ -135,9 +170,10 @@ std::string summary_text(const Book& book, const SummaryExtras& extras) {
     }
     if (const Row& sum = decode.sum; sum.hints.known()) {
         out += fmt::format(
-            "moe-prefetch: {} experts hinted, {} read for that, {} of it used, {} evicted unused; {} reads came late\n",
-            sum.hints.value(), mib(sum.predicted_bytes), percent(sum.predicted_used, sum.predicted_bytes),
-            mib(sum.rejected_bytes), sum.late.or_zero());
+            "moe-prefetch: {}{} experts hinted, {} read for that, {} of it used, {} evicted unused; {} reads came "
+            "late\n",
+            predictor_in(book.header), sum.hints.value(), mib(sum.predicted_bytes),
+            percent(sum.predicted_used, sum.predicted_bytes), mib(sum.rejected_bytes), sum.late.or_zero());
         if (sum.guess_on.known()) {
             out += fmt::format("moe-prefetch: auto acted on guesses in {} of {} tokens\n", sum.guess_on.value(),
                                sum.tokens.or_zero());
@@ -148,13 +184,19 @@ std::string summary_text(const Book& book, const SummaryExtras& extras) {
             const auto tokens = static_cast<double>(std::max<int64_t>(1, counted_tokens(decode).or_zero()));
             return static_cast<double>(time.or_zero()) * 1e-6 / tokens;
         };
-        out += fmt::format(
-            "moe-route-ahead: {} routings committed, {} passed through; committed selection agreed with the router on "
-            "{} of slots; {} read early, {} of it used; per token {:.2f} ms ranking, {:.2f} ms asking, {:.2f} ms "
-            "checking\n",
-            sum.ra_committed.value(), sum.ra_passed.or_zero(), percent(sum.ra_agreed, sum.ra_slots),
-            mib(sum.ahead_bytes), percent(sum.predicted_used, sum.ahead_bytes), per_token(sum.ra_rank),
-            per_token(sum.ra_issue), per_token(sum.ra_watch));
+        const auto of = [](const Measure& m) { return static_cast<uint64_t>(m.or_zero()); };
+        const RouteAheadCounts counts{.committed = of(sum.ra_committed),
+                                      .passed = of(sum.ra_passed),
+                                      .below = of(sum.ra_passed_below),
+                                      .first = of(sum.ra_passed_first),
+                                      .slots = of(sum.ra_slots),
+                                      .agreed = of(sum.ra_agreed)};
+        const auto layers = static_cast<uint32_t>(number_in(option_in(book.header, "route-ahead")));
+        out += fmt::format("moe-prefetch: [route-ahead] {} read early, {} of it used\n", mib(sum.ahead_bytes),
+                           percent(sum.predicted_used, sum.ahead_bytes));
+        out += fmt::format("moe-route-ahead: {}; per token {:.2f} ms ranking, {:.2f} ms asking, {:.2f} ms checking\n",
+                           route_ahead_text(layers, counts, of(prefill.sum.ra_passed)), per_token(sum.ra_rank),
+                           per_token(sum.ra_issue), per_token(sum.ra_watch));
     }
     const Measure rss = decode.sum.rss.known() ? decode.sum.rss : prefill.sum.rss;
     out += fmt::format("memory:   {} resident, peak {}, major faults per token {}\n", mib(rss), mib(extras.peak_bytes),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "trace/book.h"
+#include "trace/counters.h"
 
 namespace sluice::trace {
 
@@ -18,6 +19,9 @@ struct SummaryExtras {
 // How much of what routers chose lossy options have changed: ": 3.1 % of 480 routed slots dropped". Empty if they could
 // have changed nothing.
 std::string changed_text(uint64_t routed, uint64_t dropped, uint64_t substituted);
+// What route-ahead with so many layers did, in words; `prompts`: choices that were left to routers because they were of
+// a prompt.
+std::string route_ahead_text(uint32_t layers, const RouteAheadCounts& decode, uint64_t prompts);
 std::string summary_text(const Book& book, const SummaryExtras& extras = {});
 
 }  // namespace sluice::trace

@@ -169,6 +169,53 @@ TEST(Summary, AnEmptyRunSaysWhatItDoesNotKnow) {
               std::string::npos);
 }
 
+TEST(Summary, WhoseWordWasActedOnIsTagged) {
+    Book book;
+    Row row;
+    row.tokens = 10;
+    row.hints = 4;
+    row.predicted_bytes = 0;
+    book.of(Phase::decode).add(row);
+    const auto with = [&](const char* option, const char* value) {
+        book.header["options"][option] = {{"value", value}, {"set", true}};
+        return summary_text(book);
+    };
+    EXPECT_NE(summary_text(book).find("moe-prefetch: 4 experts hinted"), std::string::npos) << "it is not known whose";
+    EXPECT_NE(with("prefetch", "2").find("moe-prefetch: [prev-token] 4 experts hinted"), std::string::npos);
+    EXPECT_NE(with("predict-prefetch", "on").find("moe-prefetch: [stale-gate] 4 experts hinted"), std::string::npos);
+    EXPECT_NE(with("predict-model", "m.gate").find("moe-prefetch: [trained] 4 experts hinted"), std::string::npos);
+}
+
+TEST(Summary, RouteAheadSaysWhatPassedItByAndWhy) {
+    Book book;
+    book.header["options"]["route-ahead"] = {{"value", "2"}, {"set", true}};
+    Row prompt, row;
+    prompt.ra_committed = 0;
+    prompt.ra_passed = 16;
+    book.of(Phase::prefill).add(prompt);
+    row.tokens = 4;
+    row.ra_committed = 18;
+    row.ra_passed = 15;
+    row.ra_passed_below = 6;
+    row.ra_passed_first = 8;
+    row.ra_slots = 36;
+    row.ra_agreed = 27;
+    row.ra_rank = 2'000'000;
+    row.ahead_bytes = 4 << 20;
+    row.predicted_used = 4 << 20;
+    book.of(Phase::decode).add(row);
+    const std::string text = summary_text(book);
+    EXPECT_NE(text.find("moe-prefetch: [route-ahead] 4.0 MiB read early, 100.0 % of it used\n"
+                        "moe-route-ahead: 2 layers early: 18 routings committed, 31 passed through (6 of the first 2 "
+                        "layers, 16 of prompts, 8 of first tokens, 1 others); committed selection agreed with the "
+                        "router on 75.0 % of slots; per token 0.50 ms ranking, 0.00 ms asking, 0.00 ms checking\n"),
+              std::string::npos)
+        << text;
+    EXPECT_EQ(route_ahead_text(1, {.committed = 0, .passed = 8, .below = 0, .first = 8}, 8),
+              "1 layers early: 0 routings committed, 16 passed through (0 of the first 1 layers, 8 of prompts, 8 of "
+              "first tokens); nothing was committed");
+}
+
 TEST(Summary, ACacheThatChangedIsToldAsItIsAndWas) {
     Book book;
     book.caches.push_back({{"model", 0}, {"bytes", 64 << 20}, {"slots", 40}, {"records", 64}});
