@@ -3,15 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <random>
 #include <utility>
+#include <vector>
 
 #include "backend/device.h"
 #include "backend/model_state.h"
 #include "engine/gate_model.h"
 #include "io/unreliable_engine.h"
 #include "model/geometry.h"
+#include "model/gguf.h"
+#include "store/record_store.h"
 
 namespace sluice::engine {
 namespace {
@@ -22,6 +26,7 @@ using machine::Outcome;
 // One way of streaming.
 struct Way {
     std::string name;
+    std::string before;  // the same without overlap; empty: that is this
     Config config;
 };
 
@@ -32,6 +37,31 @@ std::string wave_name(unsigned wave) {
     return wave == kAll ? "all" : std::to_string(wave);
 }
 
+struct NamedMode {
+    PrefillMode mode;
+    const char* name;
+};
+constexpr NamedMode kPrompts[] = {{PrefillMode::micro, "what routers choose"},
+                                  {PrefillMode::macro, "whole layers ahead"}};
+
+std::vector<unsigned> waves_of(const GateC& asked) {
+    return asked.quick ? std::vector<unsigned>{1, kAll} : std::vector<unsigned>{1, 2, 4, kAll};
+}
+
+// All wave widths in all ways of reading a prompt.
+std::vector<Way> crossed(const GateC& asked, const Config& base) {
+    std::vector<Way> ways;
+    for (const unsigned wave : waves_of(asked)) {
+        for (const NamedMode& prompt : kPrompts) {
+            Config c = base;
+            c.wave = wave;
+            c.prefill_mode = prompt.mode;
+            ways.push_back({fmt::format("waves of {}, a prompt of {}", wave_name(wave), prompt.name), {}, c});
+        }
+    }
+    return ways;
+}
+
 std::vector<Way> ways_of(const GateC& asked, const model::Geometry& geometry) {
     std::vector<Way> ways;
     std::vector<std::pair<const char*, uint64_t>> sizes = {{"a third", geometry.expert_bytes / 3},
@@ -40,20 +70,20 @@ std::vector<Way> ways_of(const GateC& asked, const model::Geometry& geometry) {
     for (const auto& [name, bytes] : sizes) {
         Config c = asked.config;
         c.cache_bytes = bytes;
+        const std::string place = fmt::format("cache of {}, ", name);
+        // Without overlap nothing is read a layer ahead, so there is one such way.
+        const std::string before = place + "no overlap";
         c.overlap = false;
-        ways.push_back({fmt::format("cache of {}, no overlap", name), c});
+        ways.push_back({before, {}, c});
         c.overlap = true;
-        const std::vector<unsigned> waves =
-            asked.quick ? std::vector<unsigned>{1, kAll} : std::vector<unsigned>{1, 2, 4, kAll};
-        for (const unsigned wave : waves) {
+        for (const unsigned wave : waves_of(asked)) {
             c.wave = wave;
-            ways.push_back({fmt::format("cache of {}, waves of {}", name, wave_name(wave)), c});
+            ways.push_back({place + fmt::format("waves of {}", wave_name(wave)), before, c});
         }
         c.wave = 0;
-        for (const auto& [mode, what] : {std::pair(PrefillMode::micro, "what routers choose"),
-                                         std::pair(PrefillMode::macro, "whole layers ahead")}) {
-            c.prefill_mode = mode;
-            ways.push_back({fmt::format("cache of {}, a prompt of {}", name, what), c});
+        for (const NamedMode& prompt : kPrompts) {
+            c.prefill_mode = prompt.mode;
+            ways.push_back({place + fmt::format("a prompt of {}", prompt.name), before, c});
         }
     }
     return ways;
@@ -82,12 +112,12 @@ struct Tally {
 
 class Asking {
   public:
-    Asking(const GateC& asked, const model::Geometry& geometry, GateVerdict& verdict)
-        : asked_(asked), geometry_(geometry), verdict_(verdict), random_(asked.seed) {}
+    Asking(const GateC& asked, const model::Geometry& geometry, bool has_checksums, GateVerdict& verdict)
+        : asked_(asked), geometry_(geometry), verdict_(verdict), has_checksums_(has_checksums), random_(asked.seed) {}
 
     Status ask() {
         const std::vector<Way> ways = ways_of(asked_, geometry_);
-        parts_ = static_cast<double>(ways.size()) + 1 + asked_.orders + 2 * asked_.faults + asked_.cancels;
+        parts_ = static_cast<double>(ways.size()) + 1 + asked_.orders + 3 * asked_.faults + asked_.cancels;
         if (Status s = resident(); !s.ok()) return s;
         for (const Way& way : ways) {
             if (Status s = streamed(way); !s.ok()) return s;
@@ -143,14 +173,35 @@ class Asking {
         const auto got = workload->run();
         if (!got.ok()) return got.status();
         ways_.add(got->same(want_), way.name + ": " + difference(*got));
-        const Stats s = stats();
-        if (s.decode.tokens > 0) {
-            const auto tokens = static_cast<double>(s.decode.tokens);
-            verdict_.figures.push_back({way.name + ": exposed wait", s.decode.read_wait_ms / tokens, "ms per token"});
-            verdict_.figures.push_back(
-                {way.name + ": decode", static_cast<double>(got->decode) / 1e6 / tokens, "ms per token"});
-        }
+        tell_waits(way, stats(), static_cast<double>(got->decode) / 1e6);
         return {};
+    }
+
+    // What was waited for with compute standing still, in the prompt and in each token, and what part that is of the
+    // wait without overlap.
+    void tell_waits(const Way& way, const Stats& s, double decode_ms) {
+        struct Phase {
+            const char* name;
+            const char* unit;
+            double wait;
+            bool any;
+        };
+        const auto tokens = static_cast<double>(std::max<uint64_t>(s.decode.tokens, 1));
+        const Phase phases[] = {
+            {"exposed wait of the prompt", "ms", s.prefill.read_wait_ms, s.prefill.tokens > 0},
+            {"exposed wait", "ms per token", s.decode.read_wait_ms / tokens, s.decode.tokens > 0},
+        };
+        for (const Phase& p : phases) {
+            if (!p.any) continue;
+            verdict_.figures.push_back({way.name + ": " + p.name, p.wait, p.unit});
+            waits_[way.name + p.name] = p.wait;
+            const auto before = waits_.find(way.before + p.name);
+            if (before != waits_.end() && before->second > 0)
+                verdict_.figures.push_back({fmt::format("{}: {}, of that without overlap", way.name, p.name),
+                                            100 * p.wait / before->second, "%"});
+        }
+        if (s.decode.tokens > 0)
+            verdict_.figures.push_back({way.name + ": decode", decode_ms / tokens, "ms per token"});
     }
 
     Result<Workload> load_streamed(const Config& config) {
@@ -169,9 +220,12 @@ class Asking {
         // A cache in which little stays, so that there is much to read.
         Config config = asked_.config;
         config.cache_bytes = geometry_.cycle_bytes;
+        if (Status s = orders(config, what); !s.ok()) return s;
+        // Wrong bytes are noticed by their checksums only.
+        if (has_checksums_) config.verify_reads = VerifyReads::always;
         auto workload = load_streamed(config);
         if (!workload.ok()) return workload.status();
-        for (const auto part : {&Asking::orders, &Asking::faults, &Asking::cancels}) {
+        for (const auto part : {&Asking::faults, &Asking::late_reads, &Asking::cancels}) {
             if (Status s = (this->*part)(*workload, what); !s.ok()) return s;
         }
         if (!workload->restores()) {
@@ -188,16 +242,23 @@ class Asking {
         return {};
     }
 
-    Status orders(Workload& workload, io::Unreliability& what) {
+    // Each in a wave width and a way of reading the prompt that is drawn, without repeating one before all have been.
+    Status orders(const Config& base, io::Unreliability& what) {
         Tally tally;
+        std::vector<Way> ways = crossed(asked_, base);
         for (int i = 0; i < asked_.orders; ++i) {
             if (Status s = next("orders of arrival"); !s.ok()) return s;
+            const size_t turn = static_cast<size_t>(i) % ways.size();
+            if (turn == 0) std::shuffle(ways.begin(), ways.end(), random_);
             what.plan();
             what.order_seed = random_();
-            const auto got = workload.run();
+            auto workload = load_streamed(ways[turn].config);
+            if (!workload.ok()) return workload.status();
+            const auto got = workload->run();
             if (!got.ok()) return got.status();
             reads_ = what.seen;
-            if (reads_ > 0) tally.add(got->same(want_), fmt::format("order {}: {}", i, difference(*got)));
+            if (reads_ > 0)
+                tally.add(got->same(want_), fmt::format("order {}, {}: {}", i, ways[turn].name, difference(*got)));
         }
         what.plan();
         verdict_.checks.push_back(
@@ -205,24 +266,38 @@ class Asking {
         return {};
     }
 
+    // What can become of a read, by turns.
+    struct Fault {
+        io::Harm harm;
+        const char* name;
+    };
+    [[nodiscard]] Fault fault(int turn) const {
+        constexpr Fault kFaults[] = {
+            {io::Harm::error, "an error"}, {io::Harm::cut, "cut short"}, {io::Harm::wrong, "wrong bytes"}};
+        return kFaults[turn % (has_checksums_ ? 3 : 2)];
+    }
+
     Status faults(Workload& workload, io::Unreliability& what) {
         Tally once, state, retry;
         for (int i = 0; i < asked_.faults; ++i) {
+            const Fault f = fault(i);
+            const auto plan = [&](uint64_t times) {
+                what.plan();
+                what.fail = random_() % std::max<uint64_t>(reads_, 1);
+                what.fails = times;
+                what.harm = f.harm;
+                return fmt::format("read {}, {}", *what.fail, f.name);
+            };
             if (Status s = next("reads that fail once"); !s.ok()) return s;
-            what.plan();
-            what.fail = random_() % std::max<uint64_t>(reads_, 1);
-            what.fails = 1;
+            std::string name = plan(1);
             const auto got = workload.run();
-            if (!got.ok()) return got.status();
+            if (!got.ok()) return got.status().within(name);
             reads_ = what.seen;
-            if (what.failed > 0) once.add(got->same(want_), fmt::format("read {}: {}", *what.fail, difference(*got)));
+            if (what.failed > 0) once.add(got->same(want_), name + ": " + difference(*got));
 
             if (Status s = next("reads that fail for good"); !s.ok()) return s;
-            what.plan();
-            what.fail = random_() % std::max<uint64_t>(reads_, 1);
-            what.fails = UINT64_MAX;
-            if (Status s = fail_and_retry(workload, what, fmt::format("read {}", *what.fail), state, retry); !s.ok())
-                return s;
+            name = plan(UINT64_MAX);
+            if (Status s = fail_and_retry(workload, what, name, state, retry); !s.ok()) return s;
         }
         what.plan();
         verdict_.checks.push_back(once.check("reads that fail once", "runs are the resident one"));
@@ -230,6 +305,29 @@ class Asking {
             state.check("a decode that fails changes nothing", "failed decodes left state and leases as before"));
         verdict_.checks.push_back(
             retry.check("the next try", "decodes after a failed one went on to be the resident run"));
+        if (!has_checksums_)
+            verdict_.notes.emplace_back(
+                "The model has no checksums, so wrong bytes could not be noticed and were not tried (sluice verify "
+                "--write makes them).");
+        return {};
+    }
+
+    // A read that comes when all others have, and somebody has waited for it in vain.
+    Status late_reads(Workload& workload, io::Unreliability& what) {
+        Tally tally;
+        for (int i = 0; i < asked_.faults; ++i) {
+            if (Status s = next("reads that come late"); !s.ok()) return s;
+            what.plan();
+            const uint64_t late = random_() % std::max<uint64_t>(reads_, 1);
+            what.stick = late;
+            what.stick_for = 1 + random_() % 4;
+            const auto got = workload.run();
+            if (!got.ok()) return got.status();
+            reads_ = what.seen;
+            if (what.in_vain > 0) tally.add(got->same(want_), fmt::format("read {}: {}", late, difference(*got)));
+        }
+        what.plan();
+        verdict_.checks.push_back(tally.check("a read that is late", "runs are the resident one"));
         return {};
     }
 
@@ -244,6 +342,8 @@ class Asking {
             what.plan();
             questions_ = 0;
             patience_ = random_() % questions;
+            // Every other one finds a read that does not come.
+            if (i % 2 == 1) what.stick = random_() % std::max<uint64_t>(reads_, 1);
             if (Status s = fail_and_retry(workload, what, fmt::format("question {}", *patience_), state, retry);
                 !s.ok())
                 return s;
@@ -290,8 +390,10 @@ class Asking {
     const GateC& asked_;
     const model::Geometry& geometry_;
     GateVerdict& verdict_;
+    const bool has_checksums_;
     std::mt19937_64 random_;
     WorkloadResult want_;
+    std::map<std::string, double> waits_;  // exposed, by way and phase
     Tally ways_;
     double parts_ = 1;
     size_t done_ = 0;
@@ -299,6 +401,17 @@ class Asking {
     uint64_t questions_ = 0;
     std::optional<uint64_t> patience_;
 };
+
+// Of the copies that are read in this gate.
+Result<bool> has_checksums(const GateC& asked, const model::Geometry& geometry) {
+    const auto index = model::GgufIndex::open(asked.model);
+    if (!index.ok()) return index.status();
+    const auto store = store::RecordStore::open(
+        *index, geometry,
+        {.access = io::Access::buffered, .store = asked.config.store, .mirrors = asked.config.mirrors}, nullptr);
+    if (!store.ok()) return store.status();
+    return store->has_checksums();
+}
 
 }  // namespace
 
@@ -314,7 +427,9 @@ Result<GateVerdict> gate_c(const GateC& asked) {
                                          {"faults", std::to_string(asked.faults)},
                                          {"cancels", std::to_string(asked.cancels)}});
     v.notes = {"Times are of one run each, whatever else the machine did: they decide nothing."};
-    if (Status s = Asking(asked, opened->geometry, v).ask(); !s.ok()) return s;
+    const auto sums = has_checksums(asked, opened->geometry);
+    if (!sums.ok()) return sums.status();
+    if (Status s = Asking(asked, opened->geometry, *sums, v).ask(); !s.ok()) return s;
     return v;
 }
 

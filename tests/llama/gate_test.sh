@@ -79,10 +79,28 @@ v = json.load(open(sys.argv[1]))
 assert v["format"] == "sluice-gate" and v["version"] == 1 and v["gate"] == "c" and v["verdict"] == "yes", v
 assert v["inputs"][0]["bytes"] == os.path.getsize(sys.argv[2]) and len(v["inputs"][0]["digest"]) == 16
 assert v["settings"]["prompt"] == "9" and v["settings"]["decode"] == "3"
-assert v["checks"] and all(c["outcome"] == "yes" for c in v["checks"])
+checks = {c["name"]: c for c in v["checks"]}
+assert all(c["outcome"] == "yes" for c in checks.values()), checks
+for name in ("every way of streaming", "every order of arrival", "reads that fail once", "a read that is late", "the next try"):
+    assert name in checks, (name, list(checks))
+assert any("no checksums" in n for n in v["notes"]), v["notes"]
+# What was waited for without overlap, and with each width and way of reading a prompt.
+figures = {f["name"]: f for f in v["figures"]}
+for way in ("no overlap", "waves of 1", "waves of all", "a prompt of what routers choose", "a prompt of whole layers ahead"):
+    for phase, unit in (("exposed wait of the prompt", "ms"), ("exposed wait", "ms per token")):
+        f = figures[f"cache of a third, {way}: {phase}"]
+        assert f["unit"] == unit and f["value"] >= 0, f
+assert "cache of a third, waves of 1: exposed wait of the prompt, of that without overlap" in figures, list(figures)
 assert v["made"].endswith("Z") and v["sluice"] and v["kernel"] and len(v["digest"]) == 16
 PY
 cp "$model" "$work/copy.gguf"
+check "checksums for a copy" "$sluice" verify --write "$work/copy.gguf"
+check "with them wrong bytes are tried, too" "$sluice" gate c "$work/copy.gguf" --quick --prompt 5 --decode 2 --faults 6 --json --out "$work/sums.json"
+check "and noticed" python3 - "$work/sums.json" <<'PY'
+import json, sys
+v = json.load(open(sys.argv[1]))
+assert v["verdict"] == "yes" and not any("no checksums" in n for n in v["notes"]), v
+PY
 fails_saying "the model is no place for a verdict" 1 "it is what was measured" "$sluice" gate c "$work/copy.gguf" --quick --prompt 5 --decode 1 --out "$work/copy.gguf"
 check "it is whole" cmp "$model" "$work/copy.gguf"
 check "--out and --json" "$sluice" gate c -m "$model" --quick --prompt 5 --decode 1 --out "$work/v.json" --json
