@@ -753,8 +753,8 @@ void say_trial(exec::ModelRuntime& runtime) {
                   "{:.2f} ms with guesses and {:.2f} ms without{}",
                   told.trials, told.won, told.ended, ms(runtime.trial->cost_on()), ms(runtime.trial->cost_off()),
                   told.nothing_to_do ? "; guesses led to nothing" : "");
-    log_line(LogLevel::info,
-             fmt::format("moe-prefetch auto: on for {} of {} tokens, {}", told.tokens_on, told.tokens, compared));
+    log_line(LogLevel::info, fmt::format("moe-prefetch auto: on for {} of {} tokens, {}", runtime.asked.on,
+                                         runtime.asked.tokens, compared));
 }
 
 // The stock tools free their model before they return; what it did is still asked for then.
@@ -817,6 +817,20 @@ void set_config_error(Status status) {
 
 bool models_are_loaded() {
     return !live_models().empty();
+}
+
+Status check_model(const std::string& path, const Config& config) {
+    auto index = model::GgufIndex::open(path);
+    if (!index.ok()) return index.status();
+    auto geometry = model::derive_geometry(*index);
+    // Without experts it loads as in stock llama.cpp.
+    if (!geometry.ok()) return geometry.status().code() == Code::unsupported ? Status() : geometry.status();
+    // What loading only says, it says when it loads.
+    const LogLevel level = log_level();
+    set_log_level(LogLevel::error);
+    const auto model = ModelState::open(std::move(*index), std::move(*geometry), config, false);
+    set_log_level(level);
+    return model.ok() ? Status() : model.status();
 }
 
 Stats collect_stats() {

@@ -21,6 +21,10 @@ void set_config_error(Status status);
 
 bool models_are_loaded();
 
+// Whether the model in `path` could be loaded with `config`, as far as headers tell: what its loading would refuse,
+// found out without loading it. After start().
+Status check_model(const std::string& path, const Config& config);
+
 // The record is about to end: a graph that is over, but whose results nobody has asked for, becomes a row now. For the
 // thread that ends the process, or that runs the contexts.
 void finish_rows();

@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "exec/router_replay.h"
 #include "io/read_all.h"
 #include "machine/drive.h"
 #include "machine/verdict.h"
@@ -286,12 +287,13 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     const uint64_t least = state->least_bytes();
     const uint64_t batch = planned_context().value_or(ContextPlan{.batch = kUsualBatch}).batch;
     if (Status s = check_model_fits(
-            config, {.dense = state->geometry_.dense_bytes,
-                     .header_bytes = state->index_.header_bytes(),
-                     .own_buffers = own_buffers_need(state->index_, *state->store_, state->converted_, batch) +
-                                    (state->runtime_.trained ? state->runtime_.trained->bytes() : 0),
-                     .least = least,
-                     .full = full});
+            config,
+            {.dense = state->geometry_.dense_bytes,
+             .header_bytes = state->index_.header_bytes(),
+             .own_buffers = own_buffers_need(state->index_, *state->store_, state->converted_, batch) +
+                            (state->runtime_.trained ? state->runtime_.trained->bytes() : 0) + state->guessing_memory(),
+             .least = least,
+             .full = full});
         !s.ok())
         return s;
     state->counted_.emplace(config, least);
@@ -329,6 +331,18 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     std::sort(state->weights_.begin(), state->weights_.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
     return state;
+}
+
+// Of a context that guesses with routers: their copies.
+uint64_t ModelState::guessing_memory() const {
+    if (!config_.predict_log && !config_.predict_prefetch) return 0;
+    uint64_t bytes = 0;
+    for (const model::ExpertSet& set : geometry_.sets) {
+        const auto* gate = index_.find(fmt::format("blk.{}.ffn_gate_inp.weight", set.layer));
+        if (gate == nullptr) continue;
+        bytes += exec::small_copy_bytes(static_cast<ggml_type>(gate->type), gate->ne[0], gate->ne[1]);
+    }
+    return bytes;
 }
 
 // What --predict-model names.
@@ -371,6 +385,7 @@ Status ModelState::set_prefetch() {
     const Foresight& given = foresight();
     if (given.device) device_ = *given.device;
     prefetch.guesser = given.guesser;
+    prefetch.acts = given.acts;
     runtime_.route_ahead.early_reads = !given.no_early_reads;
     if (!prefetch.on()) return {};
     prefetch.automatic = config_.prefetch_auto;

@@ -59,6 +59,7 @@ class ModelState {
     Status use_experts(uint32_t n);
     Status choose_forms();
     Status read_trained();
+    [[nodiscard]] uint64_t guessing_memory() const;
     Status set_prefetch();
     Result<std::unique_ptr<sched::Fetcher>> make_fetcher();
     // The profile of past runs, as --profile says: into the policy, and back with what this run added.
@@ -94,7 +95,8 @@ void wrap_engines(WrapEngine wrap);
 struct Foresight {
     std::optional<sched::DeviceModel> device;
     route::Guesser guesser;
-    bool no_early_reads = false;  // choices are committed early, but their experts wait for their layer
+    std::function<bool(int64_t token)> acts;  // instead of what `auto` finds out
+    bool no_early_reads = false;              // choices are committed early, but their experts wait for their layer
 };
 void set_foresight(Foresight given);
 

@@ -43,16 +43,18 @@ constexpr std::array<Gate, 3> kGates{{
      "try must be right. --quick: 2, 4, 4, and fewer sizes and widths. --prompt and --decode: tokens (32 and 8). "
      "--seed: what is drawn (1).",
      measure_gate_c},
-    {"d", "MODEL [--prompt N] [--decode N] [-t N] [--repack]",
+    {"d", "MODEL [--prompt N] [--decode N] [-t N] [--repack] [--predict-model FILE] [--act]",
      "could acting on guesses of the routers' choices pay at all?",
      "Runs the model with caches of 25, 50 and 75 % of its experts, guesses what each router will choose (as "
-     "--predict-log does) and acts on nothing. Yes: with each of these caches some predictor could remove more of the "
-     "time that tokens wait for reads than guessing takes and than its reads keep the drive from others. The wait that "
-     "it removes is an upper bound, so no ends the matter, and yes allows a trial. The drive, as sluice probe measured "
-     "it, has to have room for reads that nobody waits for, since nothing is read early without. And the control has "
-     "to "
-     "be complete: routers run again on their own input choose what they chose. --prompt and --decode: tokens (32 and "
-     "64).",
+     "--predict-log does) and acts on nothing. Yes: with each of these caches the guesses of --prefetch or "
+     "--predict-prefetch could remove more of the time that tokens wait for reads than guessing takes and than its "
+     "reads "
+     "keep the drive from others. The wait that it removes is an upper bound, so no ends the matter, and yes allows a "
+     "trial: --act makes one, with the better option off, on, on and off, which has to be faster both times. The "
+     "drive, "
+     "as sluice probe measured it, has to have room for reads that nobody waits for, since nothing is read early "
+     "without. And the control has to be complete: routers run again on their own input choose what they chose. "
+     "--predict-model: guesses as sluice predict train taught them, too. --prompt and --decode: tokens (32 and 64).",
      measure_gate_d},
 }};
 

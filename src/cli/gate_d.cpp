@@ -29,6 +29,12 @@ Result<machine::GateVerdict> measure_gate_d(std::vector<std::string> arguments, 
             ++i;
         } else if (a == "--repack") {
             asked.shape.repack = true;
+        } else if (a == "--act") {
+            asked.act = true;
+        } else if (a == "--predict-model") {
+            if (i + 1 == arguments.size() || arguments[i + 1].empty())
+                return error(Code::invalid_argument, "--predict-model needs a file that sluice predict train made");
+            asked.config.predict_model = arguments[++i];
         } else if ((a == "-m" || a == "--model") && i + 1 < arguments.size() && asked.model.empty()) {
             asked.model = arguments[++i];
         } else if (!a.starts_with('-') && !a.empty() && asked.model.empty()) {

@@ -44,6 +44,7 @@ struct PrefetchOptions {
     route::Guesser guesser;       // whose guesses; empty: what the last token chose
     bool stale_gate = false;      // or those of the layers' own routers on the hidden state of the layer at hand
     bool automatic = false;       // only while ModelRuntime::trial says so
+    std::function<bool(int64_t token)> acts;  // for tests, in the trial's place
     [[nodiscard]] bool on() const { return depth > 0; }
 };
 
@@ -74,7 +75,10 @@ struct ModelRuntime {
     std::optional<route::TrainedGate> trained;  // what the stale gate is corrected by, where the user has it
     RouteAheadOptions route_ahead;
     [[nodiscard]] bool looks_ahead() const { return prefetch.on() || route_ahead.depth > 0; }
-    std::optional<route::Trial> trial;    // whether guesses are acted on, with PrefetchOptions::automatic
+    std::optional<route::Trial> trial;  // whether guesses are acted on, with PrefetchOptions::automatic
+    struct Asked {
+        int64_t tokens = 0, on = 0;       // of decode; those for which it said yes
+    } asked;                              // the trial; guarded by mutex
     std::optional<PromptBook> prompts;    // made with the first prompt; guarded by mutex
     std::optional<route::Scores> scores;  // of guesses, where the user wants them; guarded by mutex
     trace::Counters counters;             // guarded by mutex

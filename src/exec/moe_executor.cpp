@@ -144,9 +144,15 @@ void MoeExecutor::begin_token(ModelRuntime& runtime, int64_t rows) {
                               .time = static_cast<double>(last.ended - last.began),
                               .acted = did.acted});
     }
-    if (!decoding_ || rows != 1 || pass_->warmup) return;
-    token_ = {.of = &runtime, .began = pass_->ledger.clock().now(), .on = runtime.trial->on()};
-    pass_->guess_on = pass_->guess_on.value_or(0) + (token_.on ? 1 : 0);
+    if (!decoding_ || pass_->warmup) return;
+    // As records count: a token that is not computed to its end, or beside others, is one too.
+    const int64_t token = std::exchange(runtime.asked.tokens, runtime.asked.tokens + rows);
+    pass_->guess_on = pass_->guess_on.value_or(0);
+    if (rows != 1) return;
+    const bool on = runtime.prefetch.acts ? runtime.prefetch.acts(token) : runtime.trial->on();
+    token_ = {.of = &runtime, .began = pass_->ledger.clock().now(), .on = on};
+    runtime.asked.on += token_.on ? 1 : 0;
+    *pass_->guess_on += token_.on ? 1 : 0;
 }
 
 ggml_status MoeExecutor::run(ggml_cgraph* graph) {

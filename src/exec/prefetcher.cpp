@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "exec/corrected_state.h"
 #include "exec/views.h"
 
 namespace sluice::exec {
@@ -41,11 +40,8 @@ void Prefetcher::guess(uint32_t from, uint32_t to, RouterBook& routers) {
         return;
     }
     // The next token's hidden state has nothing to do with this one's.
-    RouterReplay* replay = to > from ? routers.replay_on(to, from) : nullptr;
-    if (replay == nullptr) return;
-    const auto state = corrected_state(*runtime_, to, from, routers.input(from), corrected_);
-    if (!replay->run(routers.cpu(), state).ok()) return;
-    route::rank_by_share(replay->ids(), replay->weights(), guesses_);
+    const RouterReplay* router = to > from ? stale_gate_.guess(*runtime_, routers, from, to, true) : nullptr;
+    if (router != nullptr) route::rank_by_share(router->ids(), router->weights(), guesses_);
 }
 
 void Prefetcher::look_ahead(const WeightRef& weight, RouterBook& routers, trace::Pass& pass) {

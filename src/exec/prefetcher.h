@@ -11,6 +11,7 @@
 
 #include "exec/model_runtime.h"
 #include "exec/router_book.h"
+#include "exec/stale_gate.h"
 #include "route/calibration.h"
 #include "route/last_choice.h"
 #include "route/prefetch.h"
@@ -47,7 +48,7 @@ class Prefetcher {
     std::vector<Pending> pending_;
     route::Calibration calibration_;
     route::LikelyExperts guesses_, chosen_;
-    std::vector<float> corrected_;
+    StaleGate stale_gate_;
     std::vector<sched::Fetcher::Foreseen> foreseen_;
     Nanos spent_ = 0;
     bool acted_ = false;

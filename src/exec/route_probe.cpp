@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "exec/corrected_state.h"
 #include "exec/views.h"
 
 namespace sluice::exec {
@@ -162,20 +161,31 @@ void RouteProbe::guess_ahead(uint32_t set, RouterBook& routers, ModelRuntime& ru
         put(Predictor::popular, next, guess_, runtime, begin);
         scores.spent(Predictor::popular, clock.now() - begin);
     }
-    const std::span<const float> x = routers.input(set);
-    if (x.empty()) return;
     for (const Predictor p : {Predictor::stale1, Predictor::stale2, Predictor::stale4, Predictor::trained}) {
         const bool trained = p == Predictor::trained;
         if (trained && !runtime.trained) continue;
         const uint32_t target = sets_[set].ahead[static_cast<size_t>(route::depth(p))];
-        RouterReplay* router = target == kNoSet ? nullptr : routers.replay(target);
-        if (router == nullptr || router->n_input() != x.size()) continue;
+        if (target == kNoSet) continue;
         begin = clock.now();
-        if (!router->run(routers.cpu(), trained ? corrected_state(runtime, target, set, x, corrected_) : x).ok())
-            return;
+        const RouterReplay* router = stale_gate_.guess(runtime, routers, set, target, trained);
+        if (router == nullptr) continue;
+        const Nanos end = clock.now();
         put(p, target, router->ids(), runtime, begin);
-        scores.spent(p, clock.now() - begin);
+        scores.spent(p, end - begin);
+        if (p == Predictor::stale1 && router->has_small_copy()) compare_exact(set, target, routers, runtime, clock);
     }
+}
+
+// What the router in full says of the state that the stale gate has just been given.
+void RouteProbe::compare_exact(uint32_t set, uint32_t target, RouterBook& routers, ModelRuntime& runtime,
+                               const Clock& clock) {
+    RouterReplay* router = routers.replay_on(target, set);
+    if (router == nullptr) return;
+    guess_.assign(router->ids().begin(), router->ids().end());
+    const Nanos begin = clock.now();
+    if (!router->run(routers.cpu(), routers.input(set)).ok()) return;
+    const Nanos time = clock.now() - begin;
+    runtime.scores->compared(guess_, router->ids(), time);
 }
 
 void RouteProbe::put(Predictor p, uint32_t target, std::span<const int32_t> experts, const ModelRuntime& runtime,

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "exec/model_runtime.h"
 #include "exec/router_book.h"
+#include "exec/stale_gate.h"
 #include "route/popularity.h"
 #include "route/scores.h"
 
@@ -51,6 +52,7 @@ class RouteProbe {
     void score_attention(uint32_t set, RouterReplay* own, RouterBook& routers, ModelRuntime& runtime,
                          const route::Chosen& choice, const Clock& clock);
     void guess_ahead(uint32_t set, RouterBook& routers, ModelRuntime& runtime, const Clock& clock);
+    void compare_exact(uint32_t set, uint32_t target, RouterBook& routers, ModelRuntime& runtime, const Clock& clock);
     void put(route::Predictor p, uint32_t target, std::span<const int32_t> experts, const ModelRuntime& runtime,
              Nanos now);
     void forget();
@@ -60,7 +62,7 @@ class RouteProbe {
     uint32_t last_set_ = kNoSet;
     std::vector<int32_t> chosen_;
     std::vector<int32_t> guess_;
-    std::vector<float> corrected_;
+    StaleGate stale_gate_;
     std::vector<uint8_t> missing_;
     Nanos spent_ = 0;  // by the probe so far
 };

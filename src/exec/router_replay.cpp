@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "base/bytes.h"
 #include "exec/views.h"
@@ -15,6 +16,9 @@ namespace {
 constexpr size_t kMaxNodes = 96;
 constexpr size_t kMaxMemory = 16 * MiB;
 constexpr size_t kAlign = 64;
+// The copy of a router's weight for guesses. A smaller one costs its nodes, not its bytes (bench/router).
+constexpr ggml_type kSmall = GGML_TYPE_Q8_0;
+constexpr uint64_t kWorthSmall = 128 * KiB;
 
 bool is_gate(const ggml_tensor* t) {
     const std::string_view name = t->name;
@@ -141,6 +145,13 @@ bool is_read_by(ggml_cgraph* graph, int at, const ggml_tensor* t) {
     return read;
 }
 
+uint64_t small_copy_bytes(ggml_type type, uint64_t n_input, uint64_t n_expert) {
+    const auto block = static_cast<uint64_t>(ggml_blck_size(kSmall));
+    const uint64_t numbers = checked_mul(n_input, n_expert).value_or(0);
+    const bool worth = type == GGML_TYPE_F32 && n_input % block == 0 && numbers >= kWorthSmall / sizeof(float);
+    return worth ? numbers / block * ggml_type_size(kSmall) : 0;
+}
+
 bool copy_row(const ggml_tensor* input, int64_t token, std::span<float> row) {
     if (input->type != GGML_TYPE_F32 || input->data == nullptr || input->nb[0] != sizeof(float) || token < 0 ||
         token >= input->ne[1] || input->ne[2] != 1 || input->ne[3] != 1 ||
@@ -198,7 +209,7 @@ class RouterCopy {
             if (bytes > kMaxMemory) return refuse("takes too much memory");
         }
         replay_.memory_.resize(bytes);
-        replay_.tensors_.reserve(2 * nodes.size() + 3);
+        replay_.tensors_.reserve(2 * nodes.size() + 4);
         next_ = reinterpret_cast<std::byte*>(
             align_up(reinterpret_cast<uintptr_t>(replay_.memory_.data()), static_cast<uintptr_t>(kAlign)));
 
@@ -222,7 +233,9 @@ class RouterCopy {
             }
             if (Status s = copy(*nodes[i], copies_[i]); !s.ok()) return s;
             ggml_graph_add_node(replay_.choose_, copies_[i]);
+            if (is_router_product(nodes[i])) replay_.product_ = copies_[i];
         }
+        small_copy();
         replay_.ids_ = copy_of(ids_);
         if (applied_ != nullptr) replay_.weights_ = copy_of(applied_);
         find_ranking();
@@ -305,6 +318,24 @@ class RouterCopy {
         replay_.scores_ = sorted->src[0];
     }
 
+    // Its form; the numbers come when they are needed.
+    void small_copy() {
+        const ggml_tensor& gate = *replay_.origin_.gate;
+        if (gate.ne[2] != 1 || gate.ne[3] != 1 || !ggml_is_contiguous(&gate) ||
+            !ggml_backend_buffer_is_host(gate.buffer) ||
+            small_copy_bytes(gate.type, static_cast<uint64_t>(gate.ne[0]), static_cast<uint64_t>(gate.ne[1])) == 0)
+            return;
+        ggml_tensor& t = replay_.tensors_.emplace_back(gate);
+        t.type = kSmall;
+        t.buffer = nullptr;
+        t.extra = nullptr;
+        t.data = nullptr;
+        t.nb[0] = ggml_type_size(kSmall);
+        t.nb[1] = ggml_row_size(kSmall, t.ne[0]);
+        t.nb[2] = t.nb[3] = t.nb[1] * static_cast<size_t>(t.ne[1]);
+        replay_.small_ = &t;
+    }
+
     // The weights' nodes that depend on the choice once more, over ids of our own.
     Status copy_for_other_ids() {
         const auto nodes = walk_.nodes();
@@ -367,6 +398,21 @@ Status RouterReplay::run(ggml_backend_t cpu, std::span<const float> x) {
     if (ggml_backend_graph_compute(cpu, choose_) != GGML_STATUS_SUCCESS)
         return error(Code::cancelled, "the router of {} was not run to its end", origin_.gate->name);
     return {};
+}
+
+Status RouterReplay::guess(ggml_backend_t cpu, std::span<const float> x) {
+    if (small_ == nullptr) return run(cpu, x);
+    if (small_->data == nullptr) {
+        small_memory_.resize(ggml_nbytes(small_) + kAlign);
+        small_->data = reinterpret_cast<void*>(
+            align_up(reinterpret_cast<uintptr_t>(small_memory_.data()), static_cast<uintptr_t>(kAlign)));
+        ggml_quantize_chunk(kSmall, static_cast<const float*>(origin_.gate->data), small_->data, 0, small_->ne[1],
+                            small_->ne[0], nullptr);
+    }
+    ggml_tensor* gate = std::exchange(product_->src[0], small_);
+    Status s = run(cpu, x);
+    product_->src[0] = gate;
+    return s;
 }
 
 std::span<const int32_t> RouterReplay::ids() const {

@@ -2,6 +2,8 @@
 // or to learn what weights it gives to experts that it did not choose.
 // Keeps: every number comes from the CPU backend's own kernels for nodes of the same form, so on the router's own input
 // a replay chooses what the graph chose, bit for bit. Weights are the model's own memory, all else is the replay's.
+// Where only a guess is wanted, a large router is run on a copy of its weight in 8 bits, which takes less of the
+// memory's time.
 #pragma once
 
 #include <ggml-backend.h>
@@ -40,6 +42,9 @@ bool is_read_by(ggml_cgraph* graph, int at, const ggml_tensor* t);
 // The numbers of one token. False where the tensor has no such row of floats in memory of this process.
 bool copy_row(const ggml_tensor* input, int64_t token, std::span<float> row);
 
+// What the copy in 8 bits of a router's weight takes that has so many numbers; 0: there is none.
+uint64_t small_copy_bytes(ggml_type type, uint64_t n_input, uint64_t n_expert);
+
 class RouterReplay {
   public:
     // From a graph over one token. `weights` may be null: then there are none to ask for.
@@ -53,6 +58,10 @@ class RouterReplay {
     // Chooses for the hidden state `x` (n_input() numbers). On threads of `cpu`; nothing is allocated, but for memory
     // that the backend itself keeps for its next graphs.
     Status run(ggml_backend_t cpu, std::span<const float> x);
+    // The same for a guess: with the copy in 8 bits where has_small_copy(), which is made at the first call. Near ties
+    // may fall otherwise, so what is computed from it is for nobody but who reads early.
+    Status guess(ggml_backend_t cpu, std::span<const float> x);
+    [[nodiscard]] bool has_small_copy() const { return small_ != nullptr; }
     // What the last run chose, best first, and the weights with which the block would apply it.
     [[nodiscard]] std::span<const int32_t> ids() const;
     [[nodiscard]] std::span<const float> weights() const;
@@ -76,9 +85,11 @@ class RouterReplay {
     RouterOrigin origin_;
     size_t n_expert_ = 0;
     std::vector<ggml_tensor> tensors_;  // never grows after make(): they point to each other
-    std::vector<std::byte> memory_;
+    std::vector<std::byte> memory_, small_memory_;
     std::span<float> input_;
-    std::span<int32_t> other_ids_;  // that weights_of() was asked for
+    std::span<int32_t> other_ids_;    // that weights_of() was asked for
+    ggml_tensor* product_ = nullptr;  // of the router
+    ggml_tensor* small_ = nullptr;    // its weight's copy in 8 bits
     const ggml_tensor* ids_ = nullptr;
     const ggml_tensor* weights_ = nullptr;
     const ggml_tensor* other_weights_ = nullptr;

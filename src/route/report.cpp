@@ -112,6 +112,13 @@ std::vector<std::string> report_lines(const Scores& s, std::span<const int> laye
         fmt::format("moe-predict: each guess took: stale gate {}, {}previous token {}, popularity {}; control {}",
                     micros(s.cost(stale1)), with_trained ? fmt::format("trained {}, ", micros(s.cost(trained))) : "",
                     micros(s.cost(previous)), micros(s.cost(popular)), micros(s.cost(control))));
+    if (const Scores::Exact& e = s.exact(); e.guesses > 0) {
+        out.push_back(
+            fmt::format("moe-predict: guesses run routers in 8 bits: {} of the {} experts that the same in full "
+                        "names for the same states; in full one took {}",
+                        percent_of(static_cast<double>(e.agreed) / static_cast<double>(e.slots)), e.slots,
+                        micros(static_cast<double>(e.time) / static_cast<double>(e.guesses))));
+    }
     out.push_back(fmt::format("moe-predict: stale gate, how sure and how right: {}", calibration(s, stale1)));
     if (with_trained)
         out.push_back(fmt::format("moe-predict: trained, how sure and how right: {}", calibration(s, trained)));
@@ -146,6 +153,12 @@ nlohmann::json report_json(const Scores& s, std::span<const int> layers) {
         j["timely_recall"] = or_null(t.timely_recall());
         j["precision"] = or_null(t.precision());
         j["cost_ns"] = or_null(s.cost(p));
+        if (const Scores::Exact& e = s.exact(); p == stale1 && e.guesses > 0) {
+            j["exact"] = {{"guesses", e.guesses},
+                          {"slots", e.slots},
+                          {"agreed", e.agreed},
+                          {"cost_ns", static_cast<double>(e.time) / static_cast<double>(e.guesses)}};
+        }
         nlohmann::json bins = nlohmann::json::array();
         for (const Bin& b : s.calibration(p))
             bins.push_back({{"said", b.said},

@@ -100,6 +100,13 @@ void Scores::spent(Predictor p, Nanos time) {
     ++c.guesses;
 }
 
+void Scores::compared(std::span<const int32_t> named, std::span<const int32_t> exact, Nanos time) {
+    ++exact_.guesses;
+    exact_.slots += exact.size();
+    for (const int32_t e : exact) exact_.agreed += std::find(named.begin(), named.end(), e) != named.end() ? 1 : 0;
+    exact_.time += time;
+}
+
 Score Scores::total(Predictor p) const {
     Score sum;
     for (const auto& set : sets_) sum.add(set[index(p)]);

@@ -96,6 +96,15 @@ class Scores {
     void not_ranked(Predictor p, size_t set, Unranked why);
     // What a guess, or the control, took to make.
     void spent(Predictor p, Nanos time);
+    // The stale gate named these, by its router in 8 bits; `exact`: the same in full, which took `time`.
+    void compared(std::span<const int32_t> named, std::span<const int32_t> exact, Nanos time);
+
+    // Of routers in 8 bits against the same in full; none where no router has such a copy.
+    struct Exact {
+        uint64_t guesses = 0, slots = 0, agreed = 0;
+        Nanos time = 0;  // of all in full
+    };
+    [[nodiscard]] const Exact& exact() const { return exact_; }
 
     [[nodiscard]] size_t sets() const { return sets_.size(); }
     [[nodiscard]] const Score& of(Predictor p, size_t set) const { return sets_[set][index(p)]; }
@@ -120,6 +129,7 @@ class Scores {
     std::array<std::array<Bin, kBins>, kPredictors> bins_{};
     std::array<Calibration, kPredictors> ranks_{};
     std::array<Cost, kPredictors> costs_{};
+    Exact exact_;
 };
 
 }  // namespace sluice::route

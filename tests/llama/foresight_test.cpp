@@ -9,19 +9,24 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "backend/device.h"
 #include "backend/feature_output.h"
 #include "backend/model_state.h"
 #include "backend/recording.h"
@@ -30,7 +35,9 @@
 #include "io/unreliable_engine.h"
 #include "model/digest.h"
 #include "model/geometry.h"
+#include "route/report.h"
 #include "route/trained_gate.h"
+#include "tests/models/make_model.h"
 
 namespace sluice {
 namespace {
@@ -38,7 +45,9 @@ namespace {
 using Model = std::unique_ptr<llama_model, decltype(&llama_model_free)>;
 using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
 
+// A name with a directory is a path.
 std::string path_of(const std::string& name) {
+    if (name.find('/') != std::string::npos) return name;
     return std::string(std::getenv("SLUICE_TEST_MODELS")) + "/" + name + ".gguf";
 }
 
@@ -74,6 +83,7 @@ struct Outcome {
     bool ok = false;
     std::vector<float> logits;
     trace::Row decode;  // sums of decode
+    std::optional<backend::Predictions> predictions;
 };
 
 int64_t grown(trace::Measure now, trace::Measure before) {
@@ -106,9 +116,10 @@ struct Way {
     Disturb* disturb = nullptr;
     int threads = 1;
     bool ask_again = false;  // another prompt after the tokens, and one token after that
+    int turns = 1;           // of one conversation
 };
 
-// Greedy: a prompt, then `n` tokens one by one. All logits of the latter.
+// Greedy: a prompt, then `n` tokens one by one, in each turn. All logits of the latter.
 Outcome run(const std::string& name, Config config, int n = 12, Way way = {}) {
     Disturb* disturb = way.disturb;
     Outcome out;
@@ -140,9 +151,8 @@ Outcome run(const std::string& name, Config config, int n = 12, Way way = {}) {
         const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model.get()));
         std::vector<llama_token> tokens;
         for (int i = 0; i < 9; ++i) tokens.push_back((i * 7919 + 13) % n_vocab);
-        if (llama_decode(ctx.get(), llama_batch_get_one(tokens.data(), 9)) != 0) return out;
-        for (int g = 0; g < n + (way.ask_again ? 1 : 0); ++g) {
-            if (g == n && llama_decode(ctx.get(), llama_batch_get_one(tokens.data(), 9)) != 0) return out;
+        for (int g = 0; g < n * way.turns + (way.ask_again ? 1 : 0); ++g) {
+            if (g % n == 0 && llama_decode(ctx.get(), llama_batch_get_one(tokens.data(), 9)) != 0) return out;
             const float* l = llama_get_logits_ith(ctx.get(), -1);
             auto next = static_cast<llama_token>(std::max_element(l, l + n_vocab) - l);
             if (disturb != nullptr) disturb->token = g;
@@ -155,6 +165,7 @@ Outcome run(const std::string& name, Config config, int n = 12, Way way = {}) {
         }
         out.ok = true;
     }
+    out.predictions = backend::predictions();
     const trace::Row after = decode_sums();
     for (const trace::Column& c : trace::columns()) {
         if (c.total == trace::Total::sum)
@@ -187,8 +198,10 @@ class ForesightTest : public ::testing::Test {
                            [&](const std::string& s) { return s.find(what) != std::string::npos; });
     }
     // Speculation may go to the drive, whatever this machine's is.
-    static void measured() {
+    static void measured(route::Guesser guesser = nullptr, std::function<bool(int64_t)> acts = nullptr) {
         backend::Foresight f;
+        f.guesser = std::move(guesser);
+        f.acts = std::move(acts);
         f.device = sched::DeviceModel{
             .bytes_per_ns = 1, .service = 1000, .chunk = 1U << 20U, .window = 8U << 20U, .lanes = 16};
         backend::set_foresight(f);
@@ -224,28 +237,93 @@ std::string write_nonsense(const std::string& name) {
     return path;
 }
 
-// R1, R2: whatever is guessed, on every architecture, logits are those of a run that guesses nothing.
-TEST_F(ForesightTest, GuessesChangeNoLogit) {
+// Every choice of the routers in a route trace: phase, token, layer, rank, expert, weight.
+struct Choice {
+    std::string text;
+    int32_t layer = 0;
+    uint32_t expert = 0;
+    bool operator==(const Choice& other) const { return text == other.text; }
+};
+// The file is read once, and gone.
+std::vector<Choice> choices_of(const std::string& trace) {
+    backend::end_recording({});
+    std::ifstream file(trace);
+    std::filesystem::remove(trace);
+    std::vector<Choice> out;
+    std::string line;
+    while (std::getline(file, line)) {
+        if (line.empty() || std::isdigit(static_cast<unsigned char>(line[0])) == 0) continue;
+        std::vector<std::string> fields;
+        std::istringstream in(line);
+        for (std::string field; std::getline(in, field, ',');) fields.push_back(field);
+        if (fields.size() < 7) continue;
+        // What a turn is called and what was in memory is no choice.
+        Choice& c = out.emplace_back();
+        for (size_t i = 1; i < 7; ++i) c.text += fields[i] + ",";
+        c.layer = std::stoi(fields[3]);
+        c.expert = static_cast<uint32_t>(std::stoul(fields[5]));
+    }
+    return out;
+}
+
+// R1, R2: whatever is guessed, on every architecture, routes and logits are those of a run that guesses nothing.
+TEST_F(ForesightTest, GuessesChangeNoRouteAndNoLogit) {
+    // Each run records anew, which takes a file of its own.
+    auto new_trace = [n = 0]() mutable {
+        return std::filesystem::temp_directory_path() / fmt::format("sluice-routes-{}-{}", getpid(), n++);
+    };
     int64_t hints = 0, predicted = 0;
+    uint32_t seed = 1;
     for (const std::string& name : all_models()) {
+        const auto index = model::GgufIndex::open(path_of(name));
+        const auto geometry = model::derive_geometry(*index);
         Config config;
         config.cache_bytes = cache_for(name, 0.5);
+        config.route_trace = new_trace();
         const Outcome want = run(name, config);
         ASSERT_TRUE(want.ok) << name;
-        measured();
+        const auto choices = choices_of(config.route_trace);
+        ASSERT_FALSE(choices.empty()) << name;
+        std::map<std::pair<int32_t, uint32_t>, int> chosen;  // how often, by layer and expert
+        for (const Choice& c : choices) ++chosen[{c.layer, c.expert}];
         const std::string nonsense = write_nonsense(name);
-        for (const int kind : {0, 1, 2, 3, 4}) {
+        enum Kind { last, last_of_two, stale_gate, trained_on_nonsense, automatic, random, worst_first };
+        for (const int kind : {last, last_of_two, stale_gate, trained_on_nonsense, automatic, random, worst_first}) {
+            const auto guesser = [&, kind](uint32_t, uint32_t to, route::LikelyExperts& out) {
+                out.clear();
+                const model::ExpertSet& set = geometry->sets[to];
+                std::vector<uint32_t> order(set.n_expert);
+                std::iota(order.begin(), order.end(), 0U);
+                if (kind == random) {
+                    for (size_t i = order.size(); i-- > 1;)
+                        std::swap(order[i], order[(seed = seed * 1664525U + 1013904223U) % (i + 1)]);
+                    order.resize(1 + seed % order.size());
+                } else {
+                    // Worst first: what is never chosen is surest.
+                    std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+                        return chosen[{set.layer, a}] < chosen[{set.layer, b}];
+                    });
+                }
+                for (const uint32_t e : order) out.push_back({e, 1.0F / static_cast<float>(order.size())});
+            };
+            // Whatever a trial would find: every other pair of tokens acts, those between do not.
+            measured(kind >= random ? route::Guesser(guesser) : nullptr, [](int64_t token) { return token % 4 < 2; });
             Config guessing = config;
-            guessing.cache_bytes = cache_for(name, kind == 1 ? 0.7 : 0.4);
-            guessing.prefetch = kind < 2 ? static_cast<unsigned>(1 + kind) : 0;
-            guessing.predict_prefetch = kind >= 2;
-            if (kind == 3) guessing.predict_model = nonsense;
-            guessing.predict_log = kind == 3;
-            guessing.prefetch_auto = kind == 4;
-            guessing.overlap = kind != 1;
+            guessing.cache_bytes = cache_for(name, kind == last_of_two ? 0.7 : 0.4);
+            guessing.prefetch = kind == last || kind == random ? 1 : kind == last_of_two || kind == worst_first ? 2 : 0;
+            guessing.predict_prefetch = guessing.prefetch == 0;
+            if (kind == trained_on_nonsense) guessing.predict_model = nonsense;
+            guessing.predict_log = kind == trained_on_nonsense;
+            guessing.prefetch_auto = kind == automatic;
+            guessing.overlap = kind != last_of_two;
+            guessing.route_trace = new_trace();
             const Outcome got = run(name, guessing);
             ASSERT_TRUE(got.ok) << name;
             EXPECT_TRUE(same(got.logits, want.logits)) << name << " kind " << kind;
+            EXPECT_TRUE(choices_of(guessing.route_trace) == choices) << name << " kind " << kind;
+            if (kind == automatic) {
+                EXPECT_EQ(got.decode.guess_on.or_zero(), got.decode.tokens.or_zero() / 2) << name;
+            }
             hints += got.decode.hints.or_zero();
             predicted += got.decode.predicted_bytes.or_zero();
         }
@@ -254,6 +332,115 @@ TEST_F(ForesightTest, GuessesChangeNoLogit) {
     }
     EXPECT_GT(hints, 0);
     EXPECT_GT(predicted, 0);
+}
+
+// How many experts of a layer the control named, of how many.
+std::pair<uint64_t, uint64_t> control_of(const backend::Predictions& p, size_t set) {
+    const route::Score& s = p.scores.of(route::Predictor::control, set);
+    return {s.hits, s.slots};
+}
+
+// A router run again on its own input chooses what it chose: every layer of every architecture. Where a layer has no
+// router to run, it is not scored.
+TEST_F(ForesightTest, TheControlIsCompleteInEveryLayer) {
+    constexpr int kTokens = 6;
+    for (const std::string& name : all_models()) {
+        Config config;
+        config.cache_bytes = cache_for(name, 0.5);
+        config.predict_log = true;
+        const Outcome got = run(name, config, kTokens);
+        ASSERT_TRUE(got.ok && got.predictions) << name;
+        size_t scored = 0;
+        for (size_t set = 0; set < got.predictions->scores.sets(); ++set) {
+            const std::string what = fmt::format("{} layer {}", name, got.predictions->layers[set]);
+            const route::Score& own = got.predictions->scores.of(route::Predictor::control, set);
+            if (own.routings == 0) {
+                EXPECT_TRUE(name.starts_with("deepseek4")) << what;
+                EXPECT_EQ(own.unranked[static_cast<size_t>(route::Unranked::no_router)], kTokens) << what;
+                continue;
+            }
+            ++scored;
+            EXPECT_EQ(own.hits, own.slots) << what;
+            EXPECT_EQ(own.whole, own.routings) << what;
+            // The first token may have met a router whose hidden state nobody had asked for yet.
+            EXPECT_GE(own.routings, kTokens - 1) << what;
+            EXPECT_EQ(own.routings + own.not_ranked(), kTokens) << what;
+        }
+        EXPECT_GT(scored, 0U) << name;
+        // deepseek4's first layer looks its experts up by the token.
+        const auto lines = route::report_lines(got.predictions->scores, got.predictions->layers);
+        const auto row =
+            std::find_if(lines.begin(), lines.end(), [](const auto& l) { return l.starts_with(" layer "); });
+        ASSERT_LT(row + 1, lines.end());
+        EXPECT_EQ((row + 1)->find("100.0") == std::string::npos, name.starts_with("deepseek4")) << *(row + 1);
+    }
+}
+
+// A model with more experts to a token than anybody reads: 40 of 64, and routers large enough for a copy in 8 bits.
+std::string many_experts() {
+    fixture::ModelSpec spec = *fixture::default_spec("qwen3moe");
+    spec.n_layer = 3;
+    spec.n_embd = 512;
+    spec.n_ff = 64;
+    spec.n_expert = 64;
+    spec.n_expert_used = 40;
+    const std::string path = std::filesystem::temp_directory_path() / fmt::format("sluice-many-{}.gguf", getpid());
+    const Status made = fixture::write_model(spec, path);
+    EXPECT_TRUE(made.ok()) << made.message();
+    return path;
+}
+
+// Prompt, answer, prompt, answer: what is known of routers is still known, the last token's choice is the prompt's, and
+// the guess that was made for a token that did not come is forgotten.
+TEST_F(ForesightTest, GuessesGoOnInASecondTurn) {
+    constexpr uint64_t kTokens = 6;
+    const std::string many = many_experts();
+    for (const std::string& name : {std::string("qwen3moe-deep-f16"), std::string("qwen35moe-f16"), many}) {
+        Config config;
+        config.cache_bytes = cache_for(name, 0.5);
+        const Outcome want = run(name, config, kTokens, {.turns = 2});
+        config.predict_log = true;
+        const Outcome got = run(name, config, kTokens, {.turns = 2});
+        ASSERT_TRUE(want.ok && got.ok && got.predictions) << name;
+        EXPECT_TRUE(same(got.logits, want.logits)) << name;
+        EXPECT_EQ(got.decode.exact_bytes.or_zero(), want.decode.exact_bytes.or_zero()) << name;
+        const route::Scores& scores = got.predictions->scores;
+        for (size_t set = 0; set < scores.sets(); ++set) {
+            const std::string what = fmt::format("{} set {}", name, set);
+            const auto [hits, slots] = control_of(*got.predictions, set);
+            EXPECT_EQ(hits, slots) << what;
+            EXPECT_GE(scores.of(route::Predictor::control, set).routings, 2 * kTokens - 1) << what;
+            const route::Score& stale = scores.of(route::Predictor::stale1, set);
+            const route::Score& previous = scores.of(route::Predictor::previous, set);
+            // Layer 0 is guessed by the token before, if that was generated, too.
+            EXPECT_EQ(previous.routings, set == 0 ? 2 * (kTokens - 1) : 2 * kTokens) << what;
+            if (set > 0) {
+                EXPECT_GE(stale.routings, 2 * kTokens - 2) << what;
+            }
+        }
+        if (name == many) {
+            EXPECT_EQ(scores.of(route::Predictor::stale1, 1).slots,
+                      40 * scores.of(route::Predictor::stale1, 1).routings);
+            EXPECT_GT(scores.exact().guesses, 0U) << "routers have copies in 8 bits";
+            EXPECT_GE(scores.exact().agreed, scores.exact().slots * 95 / 100);
+        }
+    }
+    std::filesystem::remove(many);
+}
+
+// Routers in 8 bits guess for who reads early, and change nothing else.
+TEST_F(ForesightTest, GuessesInEightBitsChangeNoLogit) {
+    const std::string name = many_experts();
+    Config config;
+    config.cache_bytes = cache_for(name, 0.7);
+    const Outcome want = run(name, config);
+    measured();
+    config.predict_prefetch = true;
+    config.predict_spec_max = 8;
+    const Outcome got = run(name, config);
+    ASSERT_TRUE(want.ok && got.ok);
+    EXPECT_TRUE(same(got.logits, want.logits));
+    std::filesystem::remove(name);
 }
 
 TEST_F(ForesightTest, AnotherModelsCorrectionIsRefused) {
@@ -288,6 +475,12 @@ TEST_F(ForesightTest, AutoTriesAndTells) {
         EXPECT_LT(got.decode.guess_on.or_zero(), 36);
         const auto told = [](const std::string& s) { return s.starts_with("moe-prefetch auto: on for "); };
         EXPECT_EQ(std::count_if(g_info.begin(), g_info.end(), told), 1);
+        // The record's count and the log's are one.
+        const std::string counts = fmt::format("moe-prefetch auto: on for {} of {} tokens, ",
+                                               got.decode.guess_on.or_zero(), got.decode.tokens.or_zero());
+        EXPECT_EQ(
+            std::count_if(g_info.begin(), g_info.end(), [&](const std::string& s) { return s.starts_with(counts); }), 1)
+            << counts;
     }
 }
 

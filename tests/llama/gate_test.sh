@@ -109,14 +109,21 @@ check "what is printed is what is kept" cmp "$work/printed" "$work/v.json"
 
 fails_saying "gate d without a model" 2 "which model" "$sluice" gate d
 fails_saying "a flag that gate d has not" 2 'do not understand "--faults"' "$sluice" gate d "$model" --faults 3
+fails_saying "gate d corrected by nothing" 2 "--predict-model needs a file" "$sluice" gate d "$model" --predict-model
+fails_saying "gate d corrected by what is not there" 1 "$work/none.gate" "$sluice" gate d "$model" --predict-model "$work/none.gate"
 # Whether guessing could pay depends on the machine; what is measured does not.
-"$sluice" gate d "$model" --prompt 9 --decode 12 --out "$work/d.json" >"$work/text" 2>&1 || true
+"$sluice" gate d "$model" --prompt 9 --decode 12 --act --out "$work/d.json" >"$work/text" 2>&1 || true
 check "gate d is what docs/gates.md says" python3 - "$work/d.json" <<'PY'
 import json, sys
 v = json.load(open(sys.argv[1]))
 assert v["gate"] == "d" and v["settings"]["decode"] == "12", v
 checks = {c["name"]: c for c in v["checks"]}
-assert list(checks) == ["control", "the drive"] + [f"cache of {n} % of the experts" for n in (25, 50, 75)], list(checks)
+shares = [f"cache of {n} % of the experts" for n in (25, 50, 75)]
+assert [c for c in checks if not c.endswith("acted on")] == ["control", "the drive"] + shares, list(checks)
+for share in shares:
+    # Acted on where guesses could pay, and nowhere else.
+    assert (checks[share]["outcome"] == "yes") == (f"{share}, acted on" in checks), checks
+    assert checks[share]["outcome"] == "unknown" or "(--pre" in checks[share]["found"], checks
 assert checks["control"]["outcome"] == "yes", checks
 assert checks["the drive"]["outcome"] == "unknown" and "sluice probe" in checks["the drive"]["found"], checks
 assert v["verdict"] != "yes", v

@@ -370,6 +370,58 @@ TEST_F(ForeignGraph, AnInputOfAnotherSizeIsRefused) {
     EXPECT_FALSE(made->weights_of(nullptr, std::vector<int32_t>{0, 1}).ok());  // none are known
 }
 
+// A guess by a large router is made with a quarter of its bytes, with all that follows the product; the router
+// itself stays what it is.
+TEST_F(ForeignGraph, AGuessOfALargeRouterIsNearlyItsChoice) {
+    constexpr int64_t kInput = 1024, kExpert = 64, kUsed = 8;
+    constexpr int32_t kFavourite = 5;
+    ggml_tensor* gate = weight("blk.0.ffn_gate_inp.weight", kInput, kExpert);
+    uint32_t seed = 1;
+    const auto draw = [&] { return static_cast<float>((seed = seed * 1664525U + 1013904223U) >> 8U) / 8388608.0F - 1; };
+    for (int64_t i = 0; i < kInput * kExpert; ++i) static_cast<float*>(gate->data)[i] = draw();
+    ggml_tensor* bias = weight("blk.0.exp_probs_b.bias", kExpert, 1);
+    for (int32_t e = 0; e < kExpert; ++e) static_cast<float*>(bias->data)[e] = e == kFavourite ? 1000.0F : 0.0F;
+    ggml_tensor* x = ggml_rms_norm(context_, ggml_new_tensor_2d(context_, GGML_TYPE_F32, kInput, 1), 1e-6F);
+    ggml_tensor* ids = ggml_argsort_top_k(context_, ggml_add(context_, ggml_mul_mat(context_, gate, x), bias), kUsed);
+    auto made = RouterReplay::make(ids, nullptr);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    RouterReplay replay = std::move(*made);
+    EXPECT_TRUE(replay.has_small_copy());
+    EXPECT_EQ(small_copy_bytes(GGML_TYPE_F32, kInput, kExpert), kInput * kExpert * 34 / 32);
+
+    ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    size_t agreed = 0;
+    constexpr size_t kStates = 20;
+    for (size_t state = 0; state < kStates; ++state) {
+        std::vector<float> numbers(kInput);
+        for (float& n : numbers) n = draw();
+        ASSERT_TRUE(replay.run(cpu, numbers).ok());
+        const std::vector<int32_t> exact(replay.ids().begin(), replay.ids().end());
+        const std::vector<float> scores(replay.scores().begin(), replay.scores().end());
+        ASSERT_TRUE(replay.guess(cpu, numbers).ok());
+        const std::vector<int32_t> guess(replay.ids().begin(), replay.ids().end());
+        EXPECT_EQ(guess[0], kFavourite) << "the bias is in it";
+        for (const int32_t e : exact) agreed += std::find(guess.begin(), guess.end(), e) != guess.end() ? 1 : 0;
+        EXPECT_FALSE(std::equal(scores.begin(), scores.end(), replay.scores().begin())) << "it was not in 8 bits";
+        ASSERT_TRUE(replay.run(cpu, numbers).ok());
+        EXPECT_TRUE(std::equal(exact.begin(), exact.end(), replay.ids().begin()));
+        EXPECT_EQ(std::memcmp(scores.data(), replay.scores().data(), scores.size() * sizeof(float)), 0);
+    }
+    EXPECT_GE(agreed, kStates * kUsed * 95 / 100);
+    ggml_backend_free(cpu);
+}
+
+TEST_F(ForeignGraph, AGuessOfASmallRouterIsItsChoice) {
+    ggml_tensor* ids =
+        ggml_argsort_top_k(context_, ggml_mul_mat(context_, weight("blk.0.ffn_gate_inp.weight", 8, 4), hidden()), 2);
+    auto made = RouterReplay::make(ids, nullptr);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    EXPECT_FALSE(made->has_small_copy());
+    for (const auto& [type, n] : {std::pair{GGML_TYPE_BF16, 1024}, {GGML_TYPE_F32, 1000}, {GGML_TYPE_F32, 64}})
+        EXPECT_EQ(small_copy_bytes(type, static_cast<uint64_t>(n), 64), 0U) << n;
+    EXPECT_EQ(small_copy_bytes(GGML_TYPE_F32, UINT64_MAX, 64), 0U);
+}
+
 TEST_F(ForeignGraph, WhoIsReadLivesUntilThen) {
     ggml_tensor* x = hidden();
     ggml_tensor* view = ggml_reshape_3d(context_, x, 8, 1, 1);

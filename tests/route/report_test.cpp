@@ -80,6 +80,19 @@ TEST(PredictReport, ATrainedGuessStandsBesideTheStaleOne) {
     EXPECT_EQ(report_json(s, kLayers)["trained"]["hits"], 2);
 }
 
+TEST(PredictReport, RoutersInEightBitsAreSaidWhereThereAreSome) {
+    Scores s = some();
+    EXPECT_FALSE(has(report_lines(s, kLayers), "8 bits"));
+    EXPECT_FALSE(report_json(s, kLayers)["stale gate"].contains("exact"));
+    const std::vector<int32_t> named{1, 2}, exact{2, 7};
+    s.compared(named, exact, 4000);
+    EXPECT_TRUE(has(report_lines(s, kLayers),
+                    "in 8 bits: 50.0 % of the 2 experts that the same in full names for the same states; in full one "
+                    "took 4.0 us"))
+        << joined(report_lines(s, kLayers));
+    EXPECT_EQ(report_json(s, kLayers)["stale gate"]["exact"]["agreed"], 1);
+}
+
 TEST(PredictReport, AControlThatIsNotCompleteIsSaidAloud) {
     Scores s = some();
     const std::vector<int32_t> chosen{1, 2}, other{1, 3};

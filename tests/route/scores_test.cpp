@@ -159,6 +159,18 @@ TEST(Scores, CostIsAMean) {
     EXPECT_EQ(s.cost(stale1), -1);
 }
 
+TEST(Scores, RoutersInEightBitsAreComparedWithTheSameInFull) {
+    Scores s(1);
+    EXPECT_EQ(s.exact().guesses, 0U);
+    const std::vector<int32_t> named{1, 2, 3}, exact{3, 1, 9};
+    s.compared(named, exact, 10);
+    s.compared(exact, exact, 30);
+    EXPECT_EQ(s.exact().guesses, 2U);
+    EXPECT_EQ(s.exact().slots, 6U);
+    EXPECT_EQ(s.exact().agreed, 5U);
+    EXPECT_EQ(s.exact().time, 40);
+}
+
 TEST(Scores, EveryPredictorHasANameAndADepth) {
     for (const Predictor p : kAllPredictors) EXPECT_STRNE(name(p), "");
     EXPECT_EQ(depth(stale1), 1);
