@@ -5,6 +5,8 @@
 #include <common.h>
 #include <fmt/ranges.h>
 #include <llama.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -16,6 +18,7 @@
 #include <span>
 #include <sstream>
 
+#include "backend/device.h"
 #include "backend/options.h"
 #include "backend/recording.h"
 #include "base/bytes.h"
@@ -219,6 +222,15 @@ Result<std::vector<Row>> rows_of(const Config& given, const std::vector<std::str
     return rows;
 }
 
+// `... --file TEXT >> TEXT`: the table would go into what it was measured with.
+Status refuse_as_output(const std::string& path) {
+    struct stat file {
+    }, out{};
+    if (path.empty() || stat(path.c_str(), &file) != 0 || fstat(STDOUT_FILENO, &out) != 0) return {};
+    if (!S_ISREG(file.st_mode) || file.st_dev != out.st_dev || file.st_ino != out.st_ino) return {};
+    return error(Code::invalid_argument, "{} is read, and the output is to be written to it", path);
+}
+
 std::optional<double> ratio(double a, double b) {
     return b > 0 && std::isfinite(a) ? std::optional(a / b) : std::nullopt;
 }
@@ -420,6 +432,9 @@ int quality_command(std::vector<std::string> arguments) {
     if (Status s = check_run(config); !s.ok()) return fail(s, kUsage);
     auto rows = rows_of(config, asked.with);
     if (!rows.ok()) return fail(rows.status(), kUsage);
+    for (const std::string& read : {asked.file, asked.battery}) {
+        if (Status s = refuse_as_output(read); !s.ok()) return fail(s, kUsage);
+    }
     auto text = read_file(asked.file);
     if (!text.ok()) return fail(text.status(), kUsage);
     asked.plan.text = std::move(*text);
@@ -452,6 +467,10 @@ int quality_command(std::vector<std::string> arguments) {
     for (Row& row : *rows) {
         row.stock = arguments;
         if (Status s = pass_on_experts_used(row.config, "quality", row.stock); !s.ok()) return fail(s, kUsage);
+        if (model.empty()) continue;  // it is not here yet
+        if (const Status s = backend::check_model(model, row.config); !s.ok())
+            return fail(row.name.empty() ? s : s.within(row.name),
+                        s.code() == Code::invalid_argument ? kUsage : kFailed);
     }
     engine::QualityRuns runs(asked.plan);
     size_t number = 0;

@@ -391,6 +391,28 @@ class Quality(unittest.TestCase):
             _, err = self.quality(*extra, code=2)
             self.assertIn(words, err)
 
+    def test_a_set_that_the_model_cannot_take_is_refused_before_the_first_run(self):
+        out, err = self.quality("--csv", "--battery", "none", "--with", "--drop-cold-experts 1", "--with", "--n-expert-used 999", code=2)
+        self.assertEqual((out, "runs measured" in err), ("", False), err)
+        # What only loading would tell: this cache holds no expert.
+        out, err = self.quality("--csv", "--battery", "none", "--with", "--drop-cold-experts 1", "--with",
+                                "--drop-cold-experts 2 --cache-mb 0.01", code=1)
+        self.assertEqual((out, "runs measured" in err), ("", False), err)
+        self.assertIn("--drop-cold-experts 2", err)
+
+    def test_the_output_is_not_the_text(self):
+        with tempfile.NamedTemporaryFile("w+b") as text:
+            with open(ARGS.text, "rb") as whole:
+                text.write(whole.read())
+            text.flush()
+            size = os.path.getsize(text.name)
+            with open(text.name, "ab") as out:
+                done = subprocess.run([ARGS.sluice, "quality", "-m", ARGS.model, "--file", text.name, "--drop-cold-experts", "1"],
+                                      stdout=out, stderr=subprocess.PIPE, text=True, timeout=120)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(f"{text.name} is read, and the output", done.stderr)
+            self.assertEqual(os.path.getsize(text.name), size)
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
