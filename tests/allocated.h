@@ -3,7 +3,8 @@
 
 #include <cstddef>
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#include <sanitizer/allocator_interface.h>
+// As in <sanitizer/allocator_interface.h>, which not every package of the compiler brings.
+extern "C" size_t __sanitizer_get_current_allocated_bytes();  // NOLINT
 #else
 #include <malloc.h>
 #endif

@@ -7,8 +7,8 @@
 namespace sluice::cache {
 namespace {
 
-// Measured with the smallest models: code and libraries that are touched, threads' stacks, ggml's graphs are 25 to 28 MiB
-// in `sluice run`, serve and perplexity.
+// Measured with the smallest models: code and libraries that are touched, threads' stacks, ggml's graphs are 25 to 28
+// MiB in `sluice run`, serve and perplexity.
 constexpr uint64_t kProgram = 32 * MiB;
 // The vocabulary and its merges in llama.cpp's maps take this many times what they take in the header.
 constexpr uint64_t kHeaderGrowth = 8;

@@ -89,8 +89,8 @@ class SlotCache {
     }
     // Whether a lease for this record would push out one that is retained.
     [[nodiscard]] bool costs_retained(RecordId record, Seat seat = Seat::member) const;
-    // Whether the record, which is a member, is the next to give its slot away to another one. Nobody is while there are
-    // empty slots, or guests who can go.
+    // Whether the record, which is a member, is the next to give its slot away to another one. Nobody is while there
+    // are empty slots, or guests who can go.
     [[nodiscard]] bool goes_next(RecordId record) const;
     // So many records of the class could be leased as guests now, besides those that are there.
     [[nodiscard]] uint32_t guest_room(uint32_t c) const;
