@@ -759,18 +759,27 @@ Status validate(const Config& config, const Given& given) {
 }
 
 Status check_outputs(const Config& config, std::span<const std::string> arguments) {
+    const auto taken = [&](const std::string& path, std::string_view by) -> Status {
+        for (const std::string Config::*f : kOutputFiles) {
+            if (one_file(config.*f, path))
+                return error(Code::invalid_argument,
+                             "an output is to be written to {}, which {}: give it a file of its own", config.*f, by);
+        }
+        return {};
+    };
     for (size_t i = 0; i < arguments.size(); ++i) {
         if (is_text(arguments[i])) {
             ++i;
-            continue;
+        } else if (Status s = taken(arguments[i], "another argument names"); !s.ok()) {
+            return s;
         }
-        for (const std::string Config::*f : kOutputFiles) {
-            if (one_file(config.*f, arguments[i]))
-                return error(
-                    Code::invalid_argument,
-                    "an output is to be written to {}, which another argument names: give it a file of its own",
-                    arguments[i]);
-        }
+    }
+    std::error_code none;
+    for (const auto& [path, by] :
+         {std::pair("/dev/stdin", "standard input comes from"), std::pair("/dev/stdout", "standard output goes to")}) {
+        // Devices and pipes have no bytes to lose.
+        if (!std::filesystem::is_regular_file(path, none)) continue;
+        if (Status s = taken(path, by); !s.ok()) return s;
     }
     return {};
 }

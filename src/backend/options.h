@@ -78,7 +78,8 @@ void say_more(Config& config, const Given& given);
 // Checks what single values cannot: ranges and combinations. `given` is for messages.
 Status validate(const Config& config, const Given& given = {});
 
-// An output must not be a file that the rest of the command line names, such as that of the prompt (-f).
+// An output must not be a file that the rest of the command line names, such as that of the prompt (-f), nor the one
+// that standard input comes from or standard output goes to.
 Status check_outputs(const Config& config, std::span<const std::string> arguments);
 
 // Settings that mean nothing in `place` are errors.

@@ -78,6 +78,9 @@ void catch_memory_signals() {
     struct sigaction action {};
     action.sa_handler = pipe2(g_pipe, O_CLOEXEC | O_NONBLOCK) == 0 ? on_signal : SIG_IGN;
     action.sa_flags = SA_RESTART;
+    // One after the other, in the kernel's order: a handler on top of the other would write first.
+    sigaddset(&action.sa_mask, SIGUSR1);
+    sigaddset(&action.sa_mask, SIGUSR2);
     sigaction(SIGUSR1, &action, nullptr);
     sigaction(SIGUSR2, &action, nullptr);
 }

@@ -49,7 +49,7 @@ Result<Asked> parse(std::vector<std::string> arguments) {
         std::string& a = arguments[i];
         if (a == "--json") {
             asked.json = true;
-        } else if (i == 0 && !a.starts_with('-')) {
+        } else if (asked.rest.empty() && !a.starts_with('-')) {
             asked.rest.insert(asked.rest.end(), {"-m", a});
         } else {
             asked.rest.push_back(a);

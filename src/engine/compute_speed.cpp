@@ -177,6 +177,9 @@ Result<plan::Speeds> measure_speeds(const plan::Work& work, unsigned threads, bo
         for (const auto& [name, matrix] : experts ? work.expert_matrices : work.dense_matrices) {
             const auto type = type_named(name);
             if (!type) return error(Code::unsupported, "ggml does not know the type {}", name);
+            // It would not refuse, it would call a kernel that is not there.
+            if (*type != GGML_TYPE_F32 && ggml_get_type_traits(*type)->to_float == nullptr)
+                return error(Code::unsupported, "ggml has no product with weights of type {}", name);
             const auto ns = bench.product(*type, matrix, n_expert, experts ? n_used : 0);
             if (!ns.ok()) return ns.status();
             (experts ? out.experts : out.dense)[name] = *ns;

@@ -163,9 +163,10 @@ class Features {
             const auto repeated = begin_alike(f, other);
             if (!repeated.ok()) return repeated.status();
             if (*repeated)
-                return error(Code::invalid_argument,
-                             "{} and {} begin with the same tokens and only one goes on: give the longer one alone",
-                             other.file.path(), path);
+                return error(
+                    Code::invalid_argument,
+                    "{} and {} begin with the same tokens, all that one of them has: give one alone, the longer one",
+                    other.file.path(), path);
         }
         rows_ += f.rows;
         files_.push_back(std::move(f));

@@ -10,6 +10,12 @@ std::string type_name(model::TypeId type) {
     return traits != nullptr ? traits->name : "?";
 }
 
+// Tables of whole numbers are looked up (a token's experts, in deepseek4), never multiplied with.
+bool is_table(model::TypeId type) {
+    const std::string name = type_name(type);
+    return name == "i8" || name == "i16" || name == "i32" || name == "i64";
+}
+
 // Of a matrix of experts one is enough; of others the largest tells most of the speed.
 void keep_largest(std::map<std::string, Work::Matrix>& to, const std::string& type, const Work::Matrix& m) {
     Work::Matrix& kept = to[type];
@@ -47,6 +53,7 @@ Work work_of(const model::GgufIndex& index, const model::Geometry& g) {
         std::string group;
         if (model::parse_expert_tensor_name(t.name, layer, component, group)) continue;
         if (t.name == "per_layer_token_embd.weight" || (t.name == "token_embd.weight" && own_output)) continue;
+        if (is_table(t.type)) continue;
         w.dense[type_name(t.type)] += t.bytes;
         if (t.n_dims == 2) keep_largest(w.dense_matrices, type_name(t.type), {t.ne[0], t.ne[1], t.bytes});
     }

@@ -40,11 +40,15 @@ def early(args, work, signals, size):
                                 "-c", "64", "-t", "1", size, "3", "--no-history", "--record", pipe],
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
-        for number in signals:
-            until(lambda: has(process.pid, "SigCgt", number), process)
-            process.send_signal(number)
+        for together in signals:
+            for number in together:
+                until(lambda: has(process.pid, "SigCgt", number), process)
+            process.send_signal(signal.SIGSTOP)
+            for number in together:
+                process.send_signal(number)
+            process.send_signal(signal.SIGCONT)
             # Two of them at once are handled in the order of their numbers, whichever was first.
-            until(lambda: not has(process.pid, "ShdPnd", number), process)
+            until(lambda: not any(has(process.pid, "ShdPnd", number) for number in together), process)
         # A reader lets it go on.
         with open(pipe) as lines:
             caches = [r for r in map(json.loads, lines) if r["kind"] == "cache"]
@@ -60,10 +64,11 @@ def early_signals_are_remembered(args, work):
     usr1, usr2 = signal.SIGUSR1, signal.SIGUSR2
     for name, signals, part, words in (
             ("none", [], 1, []),
-            ("half", [usr1], 2, ["going to have half of what they could, as told", "experts go down to 1.5 MiB, as told"]),
-            ("quarter", [usr1, usr1], 4, ["experts go down to 768.0 KiB, as told"]),
-            ("fixed", [usr1], 2, ["experts go down to 1.5 MiB, as told"]),
-            ("lifted", [usr1, usr2], 1, ["not going to be halved any more, as told"])):
+            ("half", [[usr1]], 2, ["going to have half of what they could, as told", "experts go down to 1.5 MiB, as told"]),
+            ("quarter", [[usr1], [usr1]], 4, ["experts go down to 768.0 KiB, as told"]),
+            ("fixed", [[usr1]], 2, ["experts go down to 1.5 MiB, as told"]),
+            ("together", [[usr1, usr2]], 1, ["not going to be halved any more, as told"]),
+            ("lifted", [[usr1], [usr2]], 1, ["not going to be halved any more, as told"])):
         place = work / name
         place.mkdir()
         said, caches = early(args, place, signals, "--cache-mb" if name == "fixed" else "--cache-ceil-mb")

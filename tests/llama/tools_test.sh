@@ -181,6 +181,11 @@ fails_saying "plan with a wrong argument" 2 "--frobnicate" "$sluice" plan "$mode
 fails_saying "plan with memory that is none" 2 "is not a size" env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram much
 fails_saying "plan of a lossy run" 2 "sluice quality" "$sluice" plan "$model" --n-expert-used 2
 fails_saying "help for no command" 2 "there is no command nosuch" "$sluice" help nosuch
+cp "$text" "$work/prompt.txt"
+fails_saying "a record over the prompt of standard input" 2 "standard input comes from" \
+    bash -c '"$0" run -m "$1" -n 2 --record "$2" <"$2"' "$sluice" "$model" "$work/prompt.txt"
+check "the prompt is still there" cmp "$text" "$work/prompt.txt"
+check "plan with the model after a switch" "$sluice" plan --json "$model" -t 1 -c 256
 fails_saying "plan with two sizes" 2 "give one or the other" "$sluice" plan "$model" --cache-mb 3 --cache-ceil-mb 4
 fails_saying "plan with more for experts than for all" 2 "is for the whole process" "$sluice" plan "$model" --ram 1G --cache-mb 1G
 fails_saying "plan with nothing but the reserve" 2 "always stay unused" env -u SLUICE_CACHE_MB "$sluice" plan "$model" --ram 1

@@ -22,6 +22,8 @@ Work work_in(const GgufBuilder& builder) {
     return work_of(*index, *geometry);
 }
 
+constexpr model::TypeId kI32 = 26;
+
 // Bytes of `elements` in a type of 32 to a block.
 constexpr uint64_t q4(uint64_t elements) {
     return elements / 32 * 18;
@@ -59,8 +61,10 @@ TEST(WorkOf, OfTablesATokenTakesOneRow) {
     GgufBuilder b = model::testing::tiny_moe();
     b.tensor("output.weight", kQ8_0, {32, 5});
     b.tensor("per_layer_token_embd.weight", kF32, {32, 1000});
+    b.tensor("blk.0.ffn_gate_tid2eid.weight", kI32, {2, 5});
     const Work w = work_in(b);
     EXPECT_EQ(w.vocabulary, 5U);
+    EXPECT_FALSE(w.dense.contains("i32") || w.dense_matrices.contains("i32")) << "nothing is multiplied with it";
     EXPECT_EQ(w.dense.at("f32"), 4U * (32 * 32 + 32 * 4));
     EXPECT_EQ(w.dense.at("q8_0"), q8(32 * 5));
 }
