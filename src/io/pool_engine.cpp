@@ -1,6 +1,5 @@
 #include "io/pool_engine.h"
 
-#include <linux/ioprio.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "io/priority_class.h"
 #include "io/read_table.h"
 
 namespace sluice::io {
@@ -42,9 +42,9 @@ class SignalsBlocked {
 
 // glibc has no names for these calls. An exact read has the class that the program was given (ionice).
 int system_set_priority(Priority priority) {
-    static const long own = syscall(SYS_ioprio_get, IOPRIO_WHO_PROCESS, 0);
-    const long value = priority == Priority::speculative ? IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0) : std::max(own, 0L);
-    return syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, value) == 0 ? 0 : errno;
+    static const long own = syscall(SYS_ioprio_get, kPriorityOfProcess, 0);
+    const long value = priority == Priority::speculative ? long{kIdlePriority} : std::max(own, 0L);
+    return syscall(SYS_ioprio_set, kPriorityOfProcess, 0, value) == 0 ? 0 : errno;
 }
 
 class PoolEngine final : public Engine {

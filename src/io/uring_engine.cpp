@@ -1,7 +1,6 @@
 #include "io/uring_engine.h"
 
 #include <liburing.h>
-#include <linux/ioprio.h>
 #include <poll.h>
 #include <sys/uio.h>
 
@@ -16,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/log.h"
+#include "io/priority_class.h"
 #include "io/read_table.h"
 
 namespace sluice::io {
@@ -180,8 +180,7 @@ class UringEngine final : public Engine {
         }
         if (place >= 0) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
         // 0 is the class that the program was given (ionice).
-        if (priorities_ && read.op().priority == Priority::speculative)
-            sqe->ioprio = IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0);
+        if (priorities_ && read.op().priority == Priority::speculative) sqe->ioprio = kIdlePriority;
     }
 
     // Takes what the kernel has finished.
