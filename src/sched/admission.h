@@ -58,16 +58,26 @@ class Admission {
           tokens_(static_cast<double>(device.window)),
           allowance_(kAllowance * static_cast<double>(device.window)) {}
 
-    // Whether a piece of `bytes` may go now. `exact_waiting`: exact reads are queued or at the device; `outstanding`:
-    // all pieces there; `gap_end`: when the next exact reads are expected, kNoGap where nobody knows.
     static constexpr Nanos kNoGap = 0;
-    [[nodiscard]] Refusal ask(uint32_t bytes, Nanos now, bool exact_waiting, uint32_t outstanding, Nanos gap_end) {
+    // Whether a piece that begins now is worth it although it may still be under way at `until`, when somebody comes
+    // who waits for other reads: by the chance that it is wanted then. The part of it that comes before is a gain if it
+    // is, all of it a delay if it is not.
+    [[nodiscard]] bool fits(Nanos now, Nanos until, double sure) const {
+        const Nanos left = until - now;
+        if (left >= device_.service) return true;
+        return left > 0 && sure * static_cast<double>(left) > (1 - sure) * static_cast<double>(device_.service);
+    }
+    // Whether a piece of `bytes` may go now. `exact_waiting`: exact reads are queued or at the device; `outstanding`:
+    // all pieces there; `gap_end`: when the next exact reads are expected, kNoGap where nobody knows; `sure`: the
+    // chance that it is wanted.
+    [[nodiscard]] Refusal ask(uint32_t bytes, Nanos now, bool exact_waiting, uint32_t outstanding, Nanos gap_end,
+                              double sure) {
         if (!device_.measured()) return Refusal::not_measured;
         if (off_) return Refusal::switched_off;
         if (exact_waiting) return Refusal::exact_waiting;
         if (in_flight_ + bytes > device_.window) return Refusal::window_full;
         if (outstanding + device_.reserved_lanes >= device_.lanes) return Refusal::lanes_taken;
-        if (gap_end < now + device_.service) return Refusal::no_gap;
+        if (!fits(now, gap_end, sure)) return Refusal::no_gap;
         refill(now);
         if (tokens_ < bytes) return Refusal::no_bandwidth;
         if (allowance_ < bytes) return Refusal::too_much_in_vain;

@@ -608,7 +608,8 @@ void Scheduler::prepare_speculative() {
         while (q.head != kNone) {
             const Index i = q.head;
             Ticket& t = tickets_[i];
-            if (t.deadline != kNoDeadline && now + admission_.device().service > t.deadline && t.pieces == 0) {
+            const auto sure = static_cast<double>(t.confidence);
+            if (t.deadline != kNoDeadline && t.pieces == 0 && !admission_.fits(now, t.deadline, sure)) {
                 ++counters_.dropped_deadline;
                 finish(i, TicketState::cancelled, {});
                 continue;
@@ -619,7 +620,7 @@ void Scheduler::prepare_speculative() {
             // Beside exact reads that are under way speculation would take its part of the bandwidth for as long as
             // they last, however small the window is.
             const bool exact = exact_queued() || outstanding > speculative_pieces_;
-            const Refusal refusal = admission_.ask(length, now, exact, outstanding, gap_end_);
+            const Refusal refusal = admission_.ask(length, now, exact, outstanding, gap_end_, sure);
             if (refusal != Refusal::none) {
                 ++counters_.refused[static_cast<size_t>(refusal)];
                 return;

@@ -36,9 +36,29 @@ TEST(EarlyRead, TheWaitItRemovesIsWeighedAgainstTheWaitItCauses) {
     EXPECT_TRUE(worth_reading(tight));
 }
 
-TEST(EarlyRead, WhatCannotBeThereInTimeIsNotRead) {
-    EarlyRead late = with(&EarlyRead::slack, -1);
+// What of a read comes before the layer does is a gain if it is wanted: the rest is joined.
+TEST(EarlyRead, APartInTimeHasToBeSurer) {
+    EarlyRead late = with(&EarlyRead::slack, -25);
     late.sure = 1;
+    EXPECT_TRUE(worth_reading(late));
+    late.sure = 0.58;  // 0.58 x 75 against 0.42 x 100
+    EXPECT_TRUE(worth_reading(late));
+    late.sure = 0.57;
+    EXPECT_FALSE(worth_reading(late));
+    late.slack = 0;
+    EXPECT_TRUE(worth_reading(late));
+    late.slack = -90;
+    late.sure = 0.9;
+    EXPECT_FALSE(worth_reading(late));
+    late.sure = 0.92;
+    EXPECT_TRUE(worth_reading(late));
+}
+
+TEST(EarlyRead, WhatCannotBeginInTimeIsNotRead) {
+    EarlyRead late = with(&EarlyRead::slack, -100);
+    late.sure = 1;
+    EXPECT_FALSE(worth_reading(late));
+    late.slack = -1000;
     EXPECT_FALSE(worth_reading(late));
     EXPECT_FALSE(worth_reading(with(&EarlyRead::read, 0))) << "how long it takes is not known";
 }

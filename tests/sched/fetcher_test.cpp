@@ -246,13 +246,14 @@ TEST_F(ForesightTest, OnlyWhatIsWorthItIsRead) {
     EXPECT_FALSE(fetcher_->resident(b));
 }
 
+// Of guesses that come true every second time.
 TEST_F(ForesightTest, NoGuessIsReadThatCannotBeThereInTime) {
     start();
     fetcher_->enter(0, trace::Phase::decode);
     const Nanos due = clock_.now() + 2'000'000;
     clock_.advance_to(due - 150'000);
     std::vector<Fetcher::Foreseen> all;
-    for (uint32_t e = 0; e < kExperts; ++e) all.push_back({store_->record(1, e), 1});
+    for (uint32_t e = 0; e < kExperts; ++e) all.push_back({store_->record(1, e), 0.5F});
     const uint32_t hinted = fetcher_->foresee(all);
     EXPECT_GT(hinted, 0U);
     EXPECT_LT(hinted, kExperts - 1U);
@@ -326,7 +327,7 @@ TEST(AdmissionTest, ReadsInVainAreBoundedByExactOnes) {
     Nanos now = 0;
     const auto ask = [&] {
         now += 1'000'000;
-        return admission.ask(100, now, false, 0, now + 1'000'000);
+        return admission.ask(100, now, false, 0, now + 1'000'000, 0.5);
     };
     const auto read = [&] {
         admission.submitted(100);

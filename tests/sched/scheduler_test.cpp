@@ -496,6 +496,11 @@ TEST_F(SchedulerTest, APredictionThatComesTooLateIsDroppedUnread) {
     EXPECT_EQ(engine_->counters().reads, 0U);
     EXPECT_EQ(scheduler_->counters().dropped_deadline, 3U);
     EXPECT_EQ(scheduler_->live(), 0U);
+    // One that is all but certain begins all the same: whoever comes joins it.
+    ASSERT_TRUE(hint(store_->record(1, 2), Class::near, 1'050'000, {}, 0.99F));
+    scheduler_->pump();
+    EXPECT_GT(engine_->counters().reads, 0U);
+    EXPECT_EQ(scheduler_->counters().dropped_deadline, 3U);
 }
 
 TEST_F(SchedulerTest, SpeculationWaitsForAGap) {
@@ -697,7 +702,7 @@ TEST_F(SchedulerTest, EveryInterleavingReleasesExactlyOnce) {
 TEST(Admission, SpeculationHasOnlyWhatExactReadsLeave) {
     DeviceModel device = measured();
     Admission admission(device);
-    const auto ask = [&](Nanos now) { return admission.ask(4096, now, false, 0, kEver); };
+    const auto ask = [&](Nanos now) { return admission.ask(4096, now, false, 0, kEver, 0.5); };
     EXPECT_EQ(ask(0), Refusal::none);
     admission.exact(100'000, 0);  // more than the bucket holds
     EXPECT_EQ(ask(0), Refusal::no_bandwidth);
@@ -708,9 +713,24 @@ TEST(Admission, SpeculationHasOnlyWhatExactReadsLeave) {
     admission.submitted(4096);
     EXPECT_EQ(ask(10'000'000), Refusal::window_full);
     admission.completed(4096);
-    EXPECT_EQ(admission.ask(4096, 10'000'000, true, 0, kEver), Refusal::exact_waiting);
-    EXPECT_EQ(admission.ask(4096, 10'000'000, false, 6, kEver), Refusal::lanes_taken);
-    EXPECT_EQ(admission.ask(4096, 10'000'000, false, 0, 10'000'001), Refusal::no_gap);
+    EXPECT_EQ(admission.ask(4096, 10'000'000, true, 0, kEver, 1), Refusal::exact_waiting);
+    EXPECT_EQ(admission.ask(4096, 10'000'000, false, 6, kEver, 1), Refusal::lanes_taken);
+    EXPECT_EQ(admission.ask(4096, 10'000'000, false, 0, 10'000'001, 0.9), Refusal::no_gap);
+    EXPECT_EQ(admission.ask(4096, 10'000'000, false, 0, Admission::kNoGap, 1), Refusal::no_gap);
+}
+
+// A read that is still under way when others are waited for has to be as sure as they are delayed.
+TEST(Admission, APartOfTheGapIsForWhoIsSureEnough) {
+    DeviceModel device = measured();
+    device.service = 100'000;
+    const Admission admission(device);
+    EXPECT_TRUE(admission.fits(0, 100'000, 0.01)) << "all of it before anybody asks";
+    EXPECT_FALSE(admission.fits(0, 99'999, 0.01));
+    EXPECT_TRUE(admission.fits(0, 50'000, 0.7));   // 0.7 x 50 against 0.3 x 100
+    EXPECT_FALSE(admission.fits(0, 50'000, 0.6));  // 0.6 x 50 against 0.4 x 100
+    EXPECT_TRUE(admission.fits(0, 1, 1));
+    EXPECT_FALSE(admission.fits(0, 0, 1));
+    EXPECT_FALSE(admission.fits(1'000'000, Admission::kNoGap, 1));
 }
 
 TEST(Admission, UselessSpeculationIsSwitchedOffAndTriedAgain) {
@@ -719,7 +739,7 @@ TEST(Admission, UselessSpeculationIsSwitchedOffAndTriedAgain) {
     EXPECT_FALSE(admission.off());
     for (int i = 0; i < 64; ++i) admission.judge(i % 8 == 0);
     EXPECT_TRUE(admission.off());
-    EXPECT_EQ(admission.ask(4096, 0, false, 0, kEver), Refusal::switched_off);
+    EXPECT_EQ(admission.ask(4096, 0, false, 0, kEver, 1), Refusal::switched_off);
     int layers = 0;
     while (admission.off() && layers < 1'000'000) {
         admission.layer();
