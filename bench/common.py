@@ -220,6 +220,19 @@ def recorded_run(sluice, model, *options, timeout=1800, env=None, enter=None):
     return rows, done.stdout
 
 
+def train_gate(sluice, model, path, tokens, threads, prompt="In the beginning"):
+    """The correction of guesses that `path` names (sluice predict train), made from what the model writes unless it is there."""
+    if os.path.exists(path):
+        return
+    with tempfile.TemporaryDirectory() as work:
+        seen = os.path.join(work, "seen.f")
+        for command in ([sluice, "run", "-m", model, "-p", prompt, "-n", str(tokens), "-t", str(threads), "--temp", "0.8", "--seed", "5",
+                         "--ignore-eos", "--no-history", "--route-features", seen],
+                        [sluice, "predict", "train", model, seen, "-o", path, "-t", str(threads)]):
+            subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           check=True)
+
+
 def total(rows, *columns):
     """Over rows of a record; what was not measured counts as 0."""
     return sum(r.get(c) or 0 for r in rows for c in columns)

@@ -23,7 +23,7 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "bench"))
-from common import MIB, Throttle, drift, environment, model_facts, recorded_run, summary, total  # noqa: E402
+from common import MIB, Throttle, drift, environment, model_facts, recorded_run, summary, total, train_gate  # noqa: E402
 
 # None: --trained FILE and half of the model's experts have to be filled in.
 ARMS = {
@@ -104,19 +104,6 @@ TITLES = ["drive", "cache", "arm", "tok/s", "of none", "compute, ms per token", 
           "drift"]
 
 
-def train(args):
-    """The correction that --trained names, from what the model writes."""
-    if os.path.exists(args.trained):
-        return
-    with tempfile.TemporaryDirectory() as work:
-        seen = os.path.join(work, "seen.f")
-        for command in ([args.sluice, "run", "-m", args.model, "-p", args.prompt, "-n", str(args.train_tokens), "-t", str(args.threads), "--temp", "0.8",
-                         "--seed", "5", "--ignore-eos", "--no-history", "--route-features", seen],
-                        [args.sluice, "predict", "train", args.model, seen, "-o", args.trained, "-t", str(args.threads)]):
-            subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                           check=True)
-
-
 def cell(args, arms, drive, drive_name, share, full, env):
     runs = {arm: [] for arm in arms}
     for r in range(args.rounds):
@@ -165,7 +152,7 @@ def main():
     arms = {arm: ARMS[arm] if ARMS[arm] is not None else filled[arm] for arm in args.arms if arm not in args.without}
     arms = {arm: options for arm, options in arms.items() if options is not None}
     if args.trained:
-        train(args)
+        train_gate(args.sluice, args.model, args.trained, args.train_tokens, args.threads, args.prompt)
     print("| " + " | ".join(TITLES) + " |\n|" + " --- |" * len(TITLES), flush=True)
     full = facts["expert_bytes"] / MIB
     for name in args.drives:

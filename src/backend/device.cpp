@@ -819,6 +819,11 @@ bool models_are_loaded() {
     return !live_models().empty();
 }
 
+std::shared_ptr<ModelState> loaded_model() {
+    const auto models = live_models();
+    return models.size() == 1 ? models[0] : nullptr;
+}
+
 Status check_model(const std::string& path, const Config& config) {
     auto index = model::GgufIndex::open(path);
     if (!index.ok()) return index.status();

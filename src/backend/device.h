@@ -4,12 +4,16 @@
 
 #include <ggml-backend.h>
 
+#include <memory>
+
 #include "base/clock.h"
 #include "base/status.h"
 #include "route/scores.h"
 #include "sluice/sluice.h"
 
 namespace sluice::backend {
+
+class ModelState;
 
 // Checks that this is the ggml that Sluice was built for and installs the hooks. Returns the registry; the same one
 // every time.
@@ -20,6 +24,9 @@ void set_config(const Config& config);
 void set_config_error(Status status);
 
 bool models_are_loaded();
+// The model that is loaded, for who has it run in several ways (ModelState::make_way); nullptr unless it is one. Let go
+// of it before llama.cpp frees the model.
+std::shared_ptr<ModelState> loaded_model();
 
 // Whether the model in `path` could be loaded with `config`, as far as headers tell: what its loading would refuse,
 // found out without loading it. After start().

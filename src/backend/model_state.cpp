@@ -270,8 +270,7 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
         const uint32_t at_once = slots_wanted_at_once(state->geometry_);
         const auto layout = cache::plan_layout(shapes, *config.cache_bytes, at_once);
         if (!layout.ok()) return layout.status();
-        if (config.deterministic)
-            state->runtime_.shadow.emplace(*state->store_, *layout, policy_of(config.cache_policy), at_once);
+        state->set_shadow(state->runtime_, config, *layout);
     }
 
     const uint64_t full = cache::full_budget(shapes);
@@ -283,7 +282,9 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
         log(LogLevel::warn, "--cache-floor-mb {} is more than all experts of {} take: they keep {}",
             human_bytes(*config.cache_floor_bytes), state->index_.files()[0].path, human_bytes(full));
     }
-    if (Status s = state->read_trained(); !s.ok()) return s;
+    auto trained = state->read_trained(config);
+    if (!trained.ok()) return trained.status();
+    state->runtime_.trained = std::move(*trained);
     const uint64_t least = state->least_bytes();
     const uint64_t batch = planned_context().value_or(ContextPlan{.batch = kUsualBatch}).batch;
     if (Status s = check_model_fits(
@@ -300,18 +301,11 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
 
     exec::ModelRuntime& runtime = state->runtime_;
     runtime.store = state->store_.get();
-    runtime.overlap = config.overlap;
-    runtime.wave = config.wave;
-    runtime.prefill_mode = prefill_mode(config.prefill_mode);
-    runtime.follow_routers = config.predict_log || !config.route_features.empty();
-    if (config.predict_log) runtime.scores.emplace(state->geometry_.sets.size());
     if (const auto lossy = lossy_options(config); !lossy.empty()) {
         log(LogLevel::warn, "{}: what this model answers is not what it would answer without {}",
             state->index_.files()[0].path, fmt::join(lossy, ", "));
     }
-    runtime.dials = {.substitute = config.expert_substitute, .drop_cold = config.drop_cold_experts};
-    runtime.follow_routers = runtime.follow_routers || runtime.dials.substitute > 0;
-    if (Status s = state->set_prefetch(); !s.ok()) return s;
+    state->set_way(runtime, config);
     runtime.make_fetcher = [s = state.get()] { return s->make_fetcher(); };
     runtime.counters.records = state->store_->n_records();
     for (uint32_t set = 0; set < state->geometry_.sets.size(); ++set) {
@@ -333,6 +327,41 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     return state;
 }
 
+Result<std::unique_ptr<exec::ModelRuntime>> ModelState::make_way(const Config& given) {
+    std::string idle;
+    const Config config = acting_on(index_, geometry_, given, &idle);
+    if (!idle.empty()) log(LogLevel::warn, "{}", idle);
+    auto way = std::make_unique<exec::ModelRuntime>();
+    way->store = store_.get();
+    auto trained = read_trained(config);
+    if (!trained.ok()) return trained.status();
+    way->trained = std::move(*trained);
+    set_way(*way, config);
+    auto fetcher = sched::Fetcher::create(*store_, *engine_, SystemClock::instance(), fetcher_options(config));
+    if (!fetcher.ok()) return fetcher.status();
+    set_shadow(*way, config, (*fetcher)->layout());
+    limit_prefetch(*way, (*fetcher)->slots_within_limit());
+    way->fetcher = std::move(*fetcher);
+    return way;
+}
+
+// What the configuration says of decode.
+void ModelState::set_way(exec::ModelRuntime& runtime, const Config& config) {
+    runtime.overlap = config.overlap;
+    runtime.wave = config.wave;
+    runtime.prefill_mode = prefill_mode(config.prefill_mode);
+    runtime.follow_routers = config.predict_log || !config.route_features.empty();
+    if (config.predict_log) runtime.scores.emplace(geometry_.sets.size());
+    runtime.dials = {.substitute = config.expert_substitute, .drop_cold = config.drop_cold_experts};
+    runtime.follow_routers = runtime.follow_routers || runtime.dials.substitute > 0;
+    set_prefetch(runtime, config);
+}
+
+void ModelState::set_shadow(exec::ModelRuntime& runtime, const Config& config, const cache::Layout& layout) const {
+    if (!config.deterministic) return;
+    runtime.shadow.emplace(*store_, layout, policy_of(config.cache_policy), slots_wanted_at_once(geometry_));
+}
+
 // Of a context that guesses with routers: their copies.
 uint64_t ModelState::guessing_memory() const {
     if (!config_.predict_log && !config_.predict_prefetch) return 0;
@@ -345,10 +374,10 @@ uint64_t ModelState::guessing_memory() const {
     return bytes;
 }
 
-// What --predict-model names.
-Status ModelState::read_trained() {
-    const std::string& path = config_.predict_model;
-    if (path.empty()) return {};
+// What --predict-model names; nothing where it names nothing.
+Result<std::optional<route::TrainedGate>> ModelState::read_trained(const Config& config) const {
+    const std::string& path = config.predict_model;
+    if (path.empty()) return std::optional<route::TrainedGate>();
     const auto failed = [&](const Status& s) {
         return Status(s.code(), fmt::format("--predict-model {}: {} (sluice predict train makes such a file for {})",
                                             path, s.message(), index_.files()[0].path));
@@ -369,27 +398,26 @@ Status ModelState::read_trained() {
         "guesses are corrected by {}: of the experts of tokens it had not seen it named {:.1f} %, the stale gate "
         "{:.1f} %",
         path, share(h.trained), share(h.stale));
-    runtime_.trained = std::move(*trained);
-    return {};
+    return std::optional<route::TrainedGate>(std::move(*trained));
 }
 
 // A wish that cannot be fulfilled is said.
-Status ModelState::set_prefetch() {
-    exec::PrefetchOptions& prefetch = runtime_.prefetch;
-    prefetch.depth = config_.predict_prefetch ? 1 : config_.prefetch;
-    prefetch.stale_gate = config_.predict_prefetch;
-    if (prefetch.stale_gate) prefetch.reads = config_.predict_spec_max;
-    runtime_.route_ahead = {.depth = config_.route_ahead,
-                            .predicted_weights = config_.route_ahead_weights == RouteAheadWeights::predicted};
-    runtime_.follow_routers = runtime_.follow_routers || prefetch.stale_gate || runtime_.route_ahead.depth > 0;
+void ModelState::set_prefetch(exec::ModelRuntime& runtime, const Config& config) {
+    exec::PrefetchOptions& prefetch = runtime.prefetch;
+    prefetch.depth = config.predict_prefetch ? 1 : config.prefetch;
+    prefetch.stale_gate = config.predict_prefetch;
+    if (prefetch.stale_gate) prefetch.reads = config.predict_spec_max;
+    runtime.route_ahead = {.depth = config.route_ahead,
+                           .predicted_weights = config.route_ahead_weights == RouteAheadWeights::predicted};
+    runtime.follow_routers = runtime.follow_routers || prefetch.stale_gate || runtime.route_ahead.depth > 0;
     const Foresight& given = foresight();
     if (given.device) device_ = *given.device;
     prefetch.guesser = given.guesser;
     prefetch.acts = given.acts;
-    runtime_.route_ahead.early_reads = !given.no_early_reads;
-    if (!prefetch.on()) return {};
-    prefetch.automatic = config_.prefetch_auto;
-    if (prefetch.automatic) runtime_.trial.emplace();
+    runtime.route_ahead.early_reads = !given.no_early_reads;
+    if (!prefetch.on()) return;
+    prefetch.automatic = config.prefetch_auto;
+    if (prefetch.automatic) runtime.trial.emplace();
     const char* flag = prefetch.stale_gate ? "--predict-prefetch" : "--prefetch";
     if (geometry_.sets.size() < 2) {
         log(LogLevel::warn, "{} has no effect: the model has one layer with experts", flag);
@@ -402,7 +430,15 @@ Status ModelState::set_prefetch() {
                               file)
                 : fmt::format("the drive of {} was not measured yet (sluice probe {})", file, file));
     }
-    return {};
+}
+
+// Of so many slots none is left for guesses.
+void ModelState::limit_prefetch(exec::ModelRuntime& runtime, uint64_t slots) const {
+    exec::PrefetchOptions& prefetch = runtime.prefetch;
+    if (!prefetch.on() || slots > 2ULL * slots_wanted_at_once(geometry_)) return;
+    log(LogLevel::warn, "--{} has no effect: {} slots are no more than two layers need at once",
+        prefetch.stale_gate ? "predict-prefetch" : "prefetch", slots);
+    prefetch.depth = 0;
 }
 
 ModelState::~ModelState() {
@@ -498,15 +534,15 @@ void ModelState::convert(uint32_t set, uint32_t component, const std::byte* raw,
     exec::convert_rows(convert_task_, runtime_.computing, w, raw);
 }
 
-uint64_t ModelState::most_bytes() const {
+uint64_t ModelState::most_bytes(const Config& config) const {
     const uint64_t full = cache::full_budget(sched::Slots::shapes(*store_, converted_));
-    return std::min(full, config_.cache_bytes.value_or(full));
+    return std::min(full, config.cache_bytes.value_or(full));
 }
 
 uint64_t ModelState::least_bytes() const {
     const uint64_t least = cache::minimum_budget(sched::Slots::shapes(*store_, converted_));
-    if (config_.cache_bytes) return most_bytes();
-    return std::max(least, std::min(most_bytes(), config_.cache_floor_bytes.value_or(0)));
+    if (config_.cache_bytes) return most_bytes(config_);
+    return std::max(least, std::min(most_bytes(config_), config_.cache_floor_bytes.value_or(0)));
 }
 
 Result<sched::Profile> ModelState::read_profile_at(const std::string& path) const {
@@ -551,27 +587,33 @@ void ModelState::keep_profile() {
         log(LogLevel::warn, "the profile was not kept: {}", s.message());
 }
 
-Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
-    const auto shapes = sched::Slots::shapes(*store_, converted_);
-    auto joined = join_budget(config_, cache::minimum_budget(shapes), most_bytes(), config_.cache_bytes.has_value());
-    if (!joined.ok()) return joined.status();
-    share_ = std::move(joined->share);
+sched::Fetcher::Options ModelState::fetcher_options(const Config& config) {
     sched::Fetcher::Options options;
-    options.slots.share = share_.get();
-    options.slots.budget = most_bytes();
+    options.slots.budget = most_bytes(config);
     options.slots.min_slots = slots_wanted_at_once(geometry_);
-    options.slots.policy = policy_of(config_.cache_policy);
+    options.slots.policy = policy_of(config.cache_policy);
     options.slots.converted = converted_;
     options.slots.convert = [this](uint32_t set, uint32_t component, const std::byte* raw, std::byte* slot, uint64_t) {
         convert(set, component, raw, slot);
     };
+    options.reads.verify = verify_policy(config.verify_reads);
+    options.reads.device = device_;
+    return options;
+}
+
+Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
+    const auto shapes = sched::Slots::shapes(*store_, converted_);
+    auto joined =
+        join_budget(config_, cache::minimum_budget(shapes), most_bytes(config_), config_.cache_bytes.has_value());
+    if (!joined.ok()) return joined.status();
+    share_ = std::move(joined->share);
+    sched::Fetcher::Options options = fetcher_options(config_);
+    options.slots.share = share_.get();
     // What the run says of its cache is what it has.
     options.slots.on_limit = [this](const sched::Slots& slots) {
         record_cache(runtime_.number, slots.limit(), slots.within_limit(), store_->n_records(),
                      "changed while running");
     };
-    options.reads.verify = verify_policy(config_.verify_reads);
-    options.reads.device = device_;
     auto fetcher = sched::Fetcher::create(*store_, *engine_, SystemClock::instance(), std::move(options));
     if (!fetcher.ok()) return fetcher;
     const cache::Layout& layout = (*fetcher)->layout();
@@ -595,11 +637,7 @@ Result<std::unique_ptr<sched::Fetcher>> ModelState::make_fetcher() {
         }
         log(LogLevel::debug, "layer {}: {} experts:{}", geometry_.sets[set].layer, geometry_.sets[set].n_expert, forms);
     }
-    if (runtime_.prefetch.on() && slots <= 2ULL * slots_wanted_at_once(geometry_)) {
-        log(LogLevel::warn, "--{} has no effect: {} slots are no more than two layers need at once",
-            runtime_.prefetch.stale_gate ? "predict-prefetch" : "prefetch", slots);
-        runtime_.prefetch.depth = 0;
-    }
+    limit_prefetch(runtime_, slots);
     if (bytes < geometry_.cycle_bytes) {
         log(LogLevel::warn,
             "the cache is smaller than the {} that one token needs, so most experts are read again for every token",

@@ -38,6 +38,11 @@ class ModelState {
     [[nodiscard]] const model::Geometry& geometry() const { return geometry_; }
     [[nodiscard]] exec::ModelRuntime& runtime() { return runtime_; }
 
+    // Another way of running this model, for exec::exchange_ways(): with what `given` says of decode, and with slots of
+    // its own, `given.cache_bytes` of them at most, which no budget of the process counts. For benchmarks in which
+    // several take turns with the same weights. It does not outlive the model.
+    Result<std::unique_ptr<exec::ModelRuntime>> make_way(const Config& given);
+
     [[nodiscard]] const Config& config() const { return config_; }
     [[nodiscard]] bool repack() const { return repack_; }
     [[nodiscard]] const char* engine_name() const { return engine_->name(); }
@@ -54,13 +59,17 @@ class ModelState {
   private:
     ModelState() = default;
     // What experts may take at most, and need at least, by the configuration and the form of slots.
-    [[nodiscard]] uint64_t most_bytes() const;
+    [[nodiscard]] uint64_t most_bytes(const Config& config) const;
     [[nodiscard]] uint64_t least_bytes() const;
     Status use_experts(uint32_t n);
     Status choose_forms();
-    Status read_trained();
+    [[nodiscard]] Result<std::optional<route::TrainedGate>> read_trained(const Config& config) const;
     [[nodiscard]] uint64_t guessing_memory() const;
-    Status set_prefetch();
+    void set_way(exec::ModelRuntime& runtime, const Config& config);
+    void set_shadow(exec::ModelRuntime& runtime, const Config& config, const cache::Layout& layout) const;
+    void set_prefetch(exec::ModelRuntime& runtime, const Config& config);
+    void limit_prefetch(exec::ModelRuntime& runtime, uint64_t slots) const;
+    sched::Fetcher::Options fetcher_options(const Config& config);
     Result<std::unique_ptr<sched::Fetcher>> make_fetcher();
     // The profile of past runs, as --profile says: into the policy, and back with what this run added.
     std::string warm(sched::Fetcher& fetcher);

@@ -4,6 +4,24 @@
 
 namespace sluice::exec {
 
+void exchange_ways(ModelRuntime& a, ModelRuntime& b) {
+    std::swap(a.fetcher, b.fetcher);
+    std::swap(a.counted, b.counted);
+    std::swap(a.overlap, b.overlap);
+    std::swap(a.wave, b.wave);
+    std::swap(a.prefill_mode, b.prefill_mode);
+    std::swap(a.prompts, b.prompts);
+    std::swap(a.follow_routers, b.follow_routers);
+    std::swap(a.dials, b.dials);
+    std::swap(a.shadow, b.shadow);
+    std::swap(a.prefetch, b.prefetch);
+    std::swap(a.trained, b.trained);
+    std::swap(a.route_ahead, b.route_ahead);
+    std::swap(a.trial, b.trial);
+    std::swap(a.asked, b.asked);
+    std::swap(a.scores, b.scores);
+}
+
 std::unique_lock<std::timed_mutex> claim(std::timed_mutex& mutex, Stop stop) {
     // As often as while waiting for a read.
     constexpr std::chrono::milliseconds kBetween(10);

@@ -94,6 +94,10 @@ struct ModelRuntime {
     int32_t number = -1;                              // of the model in the run record; -1: there is none
 };
 
+// Two ways of running one model change places: its slots, what its options make of decode, and what was learned for
+// those. What is the model's own stays, and so do the counters. Both locks are held, and neither has a lease.
+void exchange_ways(ModelRuntime& a, ModelRuntime& b);
+
 // Waits for the lock, and asks meanwhile whether to stop. What was not got is not held.
 std::unique_lock<std::timed_mutex> claim(std::timed_mutex& mutex, Stop stop);
 
