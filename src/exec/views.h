@@ -1,4 +1,4 @@
-// Owns: which operations compute nothing, and whose memory they show.
+// Owns: which operations compute nothing, whose memory they show, and where a tensor's rows lie.
 // Keeps: what is named here only shows memory of another tensor, or a leaf's own.
 #pragma once
 
@@ -22,6 +22,10 @@ inline int32_t id_at(const ggml_tensor* ids, int64_t k, int64_t t) {
                     k * static_cast<int64_t>(ids->nb[0]),
                 sizeof id);
     return id;
+}
+
+inline char* row_at(const ggml_tensor* t, int64_t i1, int64_t i2) {
+    return static_cast<char*>(t->data) + i1 * static_cast<int64_t>(t->nb[1]) + i2 * static_cast<int64_t>(t->nb[2]);
 }
 
 // The tensor whose memory `t` shows; itself if it is no view.
