@@ -84,6 +84,8 @@ class Order {
     // Who of the class goes first, or kNoRecord.
     [[nodiscard]] RecordId first(uint32_t size_class) const;
     [[nodiscard]] uint32_t n(uint32_t size_class) const { return classes_[size_class].n; }
+    // By what records are compared, also one that may not go: the longer, the sooner. `lru` knows no difference.
+    [[nodiscard]] double wait(RecordId record) const { return key(record) + turn(set_of_[record]); }
 
     // `stall`: what one byte of this set's records saves when it need not be read, in any unit that all sets share.
     void set_cost(uint32_t set, double per_byte) { cost_[set] = per_byte; }

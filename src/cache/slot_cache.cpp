@@ -119,7 +119,7 @@ void SlotCache::vacate(SlotId s) {
     slot.ready = 0;
     slot.doomed = false;
     if (slot.guest) --classes_[slot.size_class].n_guests;
-    slot.guest = false;
+    slot.guest = slot.trial = slot.earned = false;
     ++slot.generation;
     --n_resident_;
 }
@@ -240,6 +240,14 @@ void SlotCache::make_guest(Class& cls, SlotId s) {
     ++cls.n_guests;
 }
 
+// Whether the guest, which rests, is worth more than the member that would go, and decode loses nothing.
+bool SlotCache::replaces_first(const Class& cls, SlotId guest) const {
+    const auto c = static_cast<uint32_t>(&cls - classes_.data());
+    if (slots_[guest].trial || order_.n(c) == 0) return false;
+    const RecordId first = order_.first(c);
+    return !slots_[slot_of_[first]].earned && order_.wait(slots_[guest].record) < order_.wait(first);
+}
+
 // An empty slot for the record, or one that is emptied for it. kNoSlot if there is none.
 SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
     const bool may_touch = cls.touched < cls.cap;
@@ -256,6 +264,11 @@ SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
     const bool guest_first = seat == Seat::member || !may_push_out || order_.n(c) == 0;
     if (guest_first && cls.guests.head != kNoSlot) {
         s = cls.guests.head;
+        if (seat == Seat::guest && replaces_first(cls, s)) {
+            const SlotId goes = slot_of_[order_.first(c)];
+            settle(cls, s);
+            s = goes;
+        }
     } else if (may_push_out && order_.n(c) > 0) {
         s = slot_of_[order_.first(c)];
     } else {
@@ -280,26 +293,35 @@ SlotId SlotCache::lease(RecordId record, Seat seat) {
         s = take_slot(cls, record, seat);
         if (s == kNoSlot) return kNoSlot;
         if (seat == Seat::trial) make_guest(cls, s);
+        slots_[s].trial = seat == Seat::trial;
+        slots_[s].earned = seat == Seat::member;
         slots_[s].record = record;
         slots_[s].fresh = true;
         slot_of_[record] = s;
         ++n_resident_;
         if (was_evicted_[record]) ++counters_.rereads;
     }
+    if (seat != Seat::trial) slots_[s].trial = false;
     ++slots_[s].leases;
     ++total_leases_;
     return s;
 }
 
-void SlotCache::keep(RecordId record) {
-    const SlotId s = slot_of_[record];
-    if (s == kNoSlot || !slots_[s].guest) return;
-    Class& cls = classes_[slots_[s].size_class];
+// The guest becomes a member.
+void SlotCache::settle(Class& cls, SlotId s) {
     const bool resting = slots_[s].leases == 0;
     if (resting) end_rest(cls, s);
     slots_[s].guest = false;
     --cls.n_guests;
     if (resting) begin_rest(cls, s);
+}
+
+void SlotCache::keep(RecordId record) {
+    const SlotId s = slot_of_[record];
+    if (s == kNoSlot) return;
+    slots_[s].earned = true;
+    slots_[s].trial = false;
+    if (slots_[s].guest) settle(classes_[slots_[s].size_class], s);
 }
 
 void SlotCache::release(RecordId record) {

@@ -1,8 +1,8 @@
 // Owns: which record sits in which slot, who is using it, and who has to go.
 // Keeps: a record is in at most one slot and a slot holds at most one record; a slot with a lease is never a victim; a
 // slot whose record changed has a new generation and no ready bits, so nobody can take old bytes for new ones; guests
-// push out no more members than their limit; no more slots are touched than the cap allows, but for those that were
-// leased when it fell.
+// push out no more members than their limit, but for such as only prompts have used; no more slots are touched than the
+// cap allows, but for those that were leased when it fell.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,8 @@ inline constexpr SlotId kNoSlot = UINT32_MAX;
 enum class Seat : uint8_t {
     member,  // an empty slot, else the guest's who has been there longest, else that of whom the policy names
     guest,   // an empty slot, which makes it a member; else that of whom the policy names while guests are fewer than
-             // their limit, else the guest's who has been there longest
+             // their limit, else the guest's who has been there longest; but if whom the policy names came as a guest,
+             // too, and is wanted less than that guest, the guest becomes a member and the other one goes
     trial,   // as a guest's, but a guest also in an empty slot: for what nobody has asked for yet, a prediction
 };
 
@@ -47,7 +48,9 @@ struct CacheCounters {
 // Guests are records that pass through: those of a prompt, which wants nearly every expert once and in turn, and
 // predictions, until somebody does want them. An order of use would keep none of the first until they are wanted again,
 // and would lose what decode lives on. So guests share a bounded number of slots among themselves, and who needs a slot
-// for good takes one of those first.
+// for good takes one of those first. What decode has not used since it came is no such loss: the first prompt, which
+// finds an empty cache, would otherwise fill it with its first layers, and leave nothing of the others. Among records
+// of prompts those stay that the policy wants most.
 class SlotCache {
   public:
     // `class_of_record[r]` says in which class record r lives; `slots_per_class[c]` how many slots that class has, at
@@ -89,8 +92,8 @@ class SlotCache {
     }
     // Whether a lease for this record would push out one that is retained.
     [[nodiscard]] bool costs_retained(RecordId record, Seat seat = Seat::member) const;
-    // Whether the record, which is a member, is the next to give its slot away to another one. Nobody is while there
-    // are empty slots, or guests who can go.
+    // Whether the record, which is a member, is the next to give its slot away to one that becomes a member. Nobody is
+    // while there are empty slots, or guests who can go.
     [[nodiscard]] bool goes_next(RecordId record) const;
     // So many records of the class could be leased as guests now, besides those that are there.
     [[nodiscard]] uint32_t guest_room(uint32_t c) const;
@@ -157,6 +160,8 @@ class SlotCache {
         ComponentMask ready = 0;
         bool doomed = false;  // discarded while leased
         bool guest = false;
+        bool trial = false;   // a guest that nobody has asked for yet
+        bool earned = false;  // its record came as a member, or was kept since it came
         bool touched = false;
         bool listed_closed = false;  // in closed_
         // The slot is in exactly one place: leased (nowhere), in its class's order, or in the list of guests, of empty
@@ -189,6 +194,8 @@ class SlotCache {
     void begin_rest(Class& cls, SlotId s);
     void end_rest(Class& cls, SlotId s);
     void make_guest(Class& cls, SlotId s);
+    void settle(Class& cls, SlotId s);
+    [[nodiscard]] bool replaces_first(const Class& cls, SlotId guest) const;
     SlotId take_slot(Class& cls, RecordId record, Seat seat);
     SlotId take_empty(Class& cls, SlotId s);
     void list_closed(SlotId s);

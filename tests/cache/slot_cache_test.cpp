@@ -145,6 +145,97 @@ TEST(SlotCache, GuestsPushOutNoMoreThanTheirPart) {
     }
 }
 
+// One layer's block of a prompt, each of `records` used by its last token.
+void prompt_visit(SlotCache& cache, uint32_t set, const std::vector<RecordId>& records) {
+    cache.visit(set, 4, true);
+    for (const RecordId r : records) cache.use_by(r, r % 4);
+    for (const RecordId r : records) {
+        ASSERT_NE(cache.lease(r, Seat::guest), kNoSlot);
+        cache.release(r);
+    }
+}
+
+// The first prompt finds an empty cache. Its first layer fills it; of the next ones more stay than guests may be, and
+// it is those who were used last.
+TEST(SlotCache, OfAFirstPromptThoseStayWhoAreWantedMost) {
+    std::vector<uint32_t> sets(64);
+    for (uint32_t r = 0; r < 64; ++r) sets[r] = r / 16;
+    for (const Policy policy : {Policy::lru, Policy::reuse}) {
+        SlotCache cache(std::vector<uint32_t>(64, 0), std::vector<uint32_t>{16}, policy, 1, sets);
+        for (uint32_t set = 0; set < 4; ++set) {
+            std::vector<RecordId> all(16);
+            for (uint32_t e = 0; e < 16; ++e) all[e] = set * 16 + e;
+            prompt_visit(cache, set, all);
+            EXPECT_LE(cache.n_guests(0), cache.guest_limit(0));
+        }
+        uint32_t of_first = 0, used_last = 0;
+        for (RecordId r = 0; r < 64; ++r) {
+            if (cache.find(r) == kNoSlot) continue;
+            of_first += r < 16 ? 1 : 0;
+            used_last += r % 4 == 0 ? 1 : 0;
+        }
+        // Least recently used knows no difference: guests are what it has always been for it.
+        EXPECT_EQ(of_first, policy == Policy::lru ? 12U : 4U);
+        EXPECT_EQ(used_last, policy == Policy::lru ? 4U : 13U) << "the last guests came last, whatever they are worth";
+    }
+}
+
+// What decode has used is not what a prompt may push out, however much more the prompt uses what it brings.
+TEST(SlotCache, APromptPushesOutNothingThatDecodeLivesOn) {
+    std::vector<uint32_t> sets(64);
+    for (uint32_t r = 0; r < 64; ++r) sets[r] = r / 16;
+    for (const bool kept : {false, true}) {
+        SlotCache cache(std::vector<uint32_t>(64, 0), std::vector<uint32_t>{16}, Policy::reuse, 1, sets);
+        cache.visit(0);
+        for (RecordId r = 0; r < 16; ++r) {
+            cache.use(r);
+            if (kept) {
+                ASSERT_NE(cache.lease(r, Seat::guest), kNoSlot);  // of a prompt once, and wanted by decode since
+                cache.release(r);
+                cache.keep(r);
+            } else {
+                touch(cache, r);
+            }
+        }
+        for (int turn = 0; turn < 3; ++turn) {
+            for (uint32_t set = 1; set < 4; ++set) {
+                std::vector<RecordId> all(16);
+                for (uint32_t e = 0; e < 16; ++e) all[e] = set * 16 + e;
+                prompt_visit(cache, set, all);
+            }
+        }
+        uint32_t left = 0;
+        for (RecordId r = 0; r < 16; ++r) left += cache.find(r) != kNoSlot ? 1 : 0;
+        EXPECT_EQ(left, 12U) << "all but the guests' part";
+    }
+}
+
+// A guess has no claim to a slot for good, whatever its record's past: only who asked for it has.
+TEST(SlotCache, AGuessThatNobodyAskedForDoesNotBecomeAMember) {
+    std::vector<uint32_t> sets(32);
+    for (uint32_t r = 0; r < 32; ++r) sets[r] = r / 16;
+    for (const bool asked : {false, true}) {
+        SlotCache cache(std::vector<uint32_t>(32, 0), std::vector<uint32_t>{4}, Policy::reuse, 1, sets);
+        cache.visit(0, 1, true);
+        for (RecordId r = 0; r < 4; ++r) {  // came with a prompt, and is of little use
+            ASSERT_NE(cache.lease(r, Seat::guest), kNoSlot);
+            cache.release(r);
+        }
+        cache.visit(1, 1, true);
+        cache.use(16);
+        ASSERT_NE(cache.lease(16, Seat::trial), kNoSlot);
+        cache.release(16);
+        if (asked) {
+            ASSERT_NE(cache.lease(16, Seat::guest), kNoSlot);
+            cache.release(16);
+        }
+        EXPECT_EQ(cache.n_guests(0), 1U);
+        ASSERT_NE(cache.lease(17, Seat::guest), kNoSlot);
+        EXPECT_EQ(cache.find(16) != kNoSlot, asked);
+        EXPECT_EQ(cache.n_guests(0), 1U);
+    }
+}
+
 // Whoever is said to go next does go when a member comes, and nobody else: asked of copies, at every turn of a random
 // history of members, guests, leases that stay and records that are retained.
 TEST(SlotCache, WhoGoesNextIsWhoLeavesForAMember) {
