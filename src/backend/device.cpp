@@ -107,7 +107,7 @@ Result<Found> model_of(const std::string& path, bool repack) {
     if (!model.ok()) return model.status();
     (*model)->on_end = keep_counts;
     (*model)->runtime().number = record_model(**model);
-    if (recorder() != nullptr || (*model)->runtime().follow_routers) watch_host_compute(host_compute);
+    if (recorder() != nullptr || (*model)->runtime().follows_routers(true)) watch_host_compute(host_compute);
     known = *model;
     return Found{std::move(*model), {}};
 }

@@ -409,7 +409,7 @@ void ModelState::set_prefetch(exec::ModelRuntime& runtime, const Config& config)
     if (prefetch.stale_gate) prefetch.reads = config.predict_spec_max;
     runtime.route_ahead = {.depth = config.route_ahead,
                            .predicted_weights = config.route_ahead_weights == RouteAheadWeights::predicted};
-    runtime.follow_routers = runtime.follow_routers || prefetch.stale_gate || runtime.route_ahead.depth > 0;
+    runtime.follow_routers = runtime.follow_routers || runtime.route_ahead.depth > 0;
     const Foresight& given = foresight();
     if (given.device) device_ = *given.device;
     prefetch.guesser = given.guesser;

@@ -43,7 +43,9 @@ void Choices::begin_token(ModelRuntime& runtime, int64_t rows) {
 void Choices::decide(ggml_cgraph* graph, int at, const WeightRef& weight, bool first) {
     ModelRuntime& runtime = *weight.runtime;
     trace::Pass& pass = launch_.pass();
-    if (runtime.follow_routers) {
+    const bool follows = runtime.follows_routers(guesses(runtime));
+    routers_->listen(follows);
+    if (follows) {
         const ggml_tensor* ids = ggml_graph_node(graph, at)->src[2];
         routers_->reach(weight.set, graph, at);
         if (first && pass.wants.router_inputs) book_.note_router(weight, ids, routers_->input(weight.set));
@@ -88,10 +90,21 @@ void Choices::learn(const WeightRef& weight, const ggml_tensor* ids) {
     prefetcher_.chose(weight, ids);
 }
 
+// Whether the token at hand acts on guesses. With `auto` few do, and the others are to cost next to nothing.
+bool Choices::guesses(const ModelRuntime& runtime) const {
+    return runtime.prefetch.on() && (!runtime.trial || token_.on);
+}
+
+bool Choices::looks_ahead(const ModelRuntime& runtime) const {
+    if (runtime.route_ahead.depth > 0 || guesses(runtime)) return true;
+    const sched::Scheduler& reads = runtime.fetcher->scheduler();
+    return runtime.prefetch.on() && (reads.hinted() || reads.speculative_in_flight() > 0);
+}
+
 void Choices::look_ahead(const WeightRef& weight) {
-    if (block_.mode != Mode::decode || !weight.runtime->looks_ahead()) return;
+    if (block_.mode != Mode::decode || !looks_ahead(*weight.runtime)) return;
     trace::Pass& pass = launch_.pass();
-    if (!weight.runtime->trial || token_.on) prefetcher_.look_ahead(weight, *routers_, pass);
+    if (guesses(*weight.runtime)) prefetcher_.look_ahead(weight, *routers_, pass);
     route_ahead_.look_ahead(weight, pass);
     weight.runtime->fetcher->look(&pass);
 }

@@ -36,6 +36,8 @@ class Choices {
     void decide(ggml_cgraph* graph, int at, const WeightRef& weight, bool first);
     // Which experts run is known and counted: the cache and predictors learn it. Once per block.
     void learn(const WeightRef& weight, const ggml_tensor* ids);
+    // Whether the token at hand looks ahead, or something that one before has asked for is still on its way or queued.
+    [[nodiscard]] bool looks_ahead(const ModelRuntime& runtime) const;
     // All of this block is asked for: the drive's idle time until the next one is for what that may choose.
     void look_ahead(const WeightRef& weight);
     // All blocks of the pass are computed.
@@ -47,6 +49,7 @@ class Choices {
   private:
     void edit(ggml_cgraph* graph, int at, const WeightRef& weight, bool first);
     void begin_token(ModelRuntime& runtime, int64_t rows);
+    [[nodiscard]] bool guesses(const ModelRuntime& runtime) const;
 
     Launch& launch_;
     PassBook& book_;

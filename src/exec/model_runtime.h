@@ -68,13 +68,16 @@ struct ModelRuntime {
     uint32_t wave = 0;                           // experts per launch while others are read, at least; 0: as they come
     size_t own_bytes = kOwnBytes;                // as there
     PrefillMode prefill_mode = PrefillMode::automatic;
-    bool follow_routers = false;        // somebody predicts: each context keeps a RouterBook
+    bool follow_routers = false;        // in every token; each context keeps a RouterBook
     route::Dials dials;                 // what may change which experts run in decode
     std::optional<ShadowCache> shadow;  // where "in memory" is to follow from the tokens alone; guarded by mutex
     PrefetchOptions prefetch;
     std::optional<route::TrainedGate> trained;  // what the stale gate is corrected by, where the user has it
     RouteAheadOptions route_ahead;
-    [[nodiscard]] bool looks_ahead() const { return prefetch.on() || route_ahead.depth > 0; }
+    // In a token that acts on guesses, or not.
+    [[nodiscard]] bool follows_routers(bool acts) const {
+        return follow_routers || (prefetch.on() && prefetch.stale_gate && acts);
+    }
     std::optional<route::Trial> trial;  // whether guesses are acted on, with PrefetchOptions::automatic
     struct Asked {
         int64_t tokens = 0, on = 0;       // of decode; those for which it said yes

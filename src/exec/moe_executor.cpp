@@ -126,7 +126,7 @@ Status MoeExecutor::choose(ggml_cgraph* graph, int at, const WeightRef& weight, 
         choices_.begin_pass(runtime, ids->ne[1]);
     }
     // What came meanwhile is there, for whoever looks.
-    if (runtime.looks_ahead()) book_.accounted(weight, [&] { runtime.fetcher->settle(&launch_.pass()); });
+    if (choices_.looks_ahead(runtime)) book_.accounted(weight, [&] { runtime.fetcher->settle(&launch_.pass()); });
     choices_.decide(graph, at, weight, first);
     if (Status s = block_.group(weight, ids); !s.ok()) return s;
     if (first) {
@@ -243,7 +243,7 @@ void MoeExecutor::place_ranks(int& at) {
 
 // Nobody is asked again before the next block: what has come makes room at the drive.
 void MoeExecutor::look_again() {
-    if (!held_.active() || block_.mode != Mode::decode || !held_.weight->runtime->looks_ahead()) return;
+    if (!held_.active() || block_.mode != Mode::decode || !choices_.looks_ahead(*held_.weight->runtime)) return;
     book_.accounted(*held_.weight, [&] { held_.weight->runtime->fetcher->look(&launch_.pass()); });
 }
 

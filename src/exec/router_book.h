@@ -45,9 +45,12 @@ class RouterBook {
 
     // Some routers' hidden states do not live until the block: whoever computes the router itself, which is the CPU
     // backend, asks which products they go into, and tells when such a product is computed.
-    [[nodiscard]] bool has_taps() const { return !taps_.empty() || keeps_states_; }
+    [[nodiscard]] bool has_taps() const { return (listens_ && !taps_.empty()) || keeps_states_; }
     [[nodiscard]] bool is_tapped(const ggml_tensor* node) const;
     void tapped(const ggml_tensor* node);
+
+    // Whether anybody asks for hidden states at present: if not, no product is looked for. By default yes.
+    void listen(bool listens) { listens_ = listens; }
 
     // The state that a layer's attention is given in this graph, and when it was there. Only after keep_states().
     struct State {
@@ -77,6 +80,7 @@ class RouterBook {
     ggml_backend_t cpu_ = nullptr;
     std::vector<Known> sets_;
     std::vector<Tap> taps_;
+    bool listens_ = true;
     bool keeps_states_ = false;
     std::vector<State> states_;      // by layer
     std::vector<bool> state_fresh_;  // of this graph

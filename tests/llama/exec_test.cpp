@@ -1416,6 +1416,48 @@ TEST_F(ExecutorTest, ASubstituteIsTheNearestThatIsThereAndHasTheRoutersOwnWeight
     EXPECT_GT(all, 6U);
 }
 
+// With `auto` most tokens act on no guess. Beside a run without guesses they cost a look at the clock at their
+// beginning and their end: no router is followed, and nobody asks the drive for more.
+TEST_F(ExecutorTest, ATokenThatActsOnNoGuessCostsTwoLooksAtTheClock) {
+    constexpr uint32_t kThree = 3;
+    device_ = {.bytes_per_ns = 1, .service = 1000, .chunk = 1U << 20U, .window = 8U << 20U, .lanes = 16};
+    ASSERT_NO_FATAL_FAILURE(start({.router = true}, 3, kThree));
+    ASSERT_NO_FATAL_FAILURE(stream(kThree * kExperts, {}));
+    const std::unique_ptr<ggml_backend_buffer, void (*)(ggml_backend_buffer_t)> weights_buffer(
+        ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), ggml_nbytes(blocks_[0]->dense[1])),
+        ggml_backend_buffer_free);
+    ggml_backend_buffer_set_usage(weights_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (uint32_t l = 0; l < kThree; ++l) {
+        ggml_tensor* router = blocks_[l]->dense[1];
+        ggml_set_name(router, fmt::format("blk.{}.ffn_gate_inp.weight", l).c_str());
+        router->buffer = weights_buffer.get();
+    }
+    const auto looks = [&] {
+        const Nanos before = clock_.now();
+        EXPECT_EQ(compute(), GGML_STATUS_SUCCESS) << executor_->last_error().message();
+        return clock_.now() - before;
+    };
+    const auto followed = [&](uint32_t l) { return !executor_->routers()->input(l).empty(); };
+    looks();  // everything is read
+    const Nanos without = looks();
+    bool acts = false;
+    runtime_->prefetch.depth = 1;
+    runtime_->prefetch.stale_gate = runtime_->prefetch.automatic = true;
+    runtime_->prefetch.acts = [&](int64_t) { return acts; };
+    runtime_->trial.emplace();
+    looks();
+    EXPECT_EQ(looks(), without + 2);
+    for (uint32_t l = 0; l < kThree; ++l) EXPECT_FALSE(followed(l)) << l;
+    acts = true;
+    EXPECT_GT(looks(), without + 2);
+    for (uint32_t l = 0; l < kThree; ++l) EXPECT_TRUE(followed(l)) << l;
+    acts = false;
+    EXPECT_EQ(looks(), without + 2);
+    for (uint32_t l = 0; l < kThree; ++l) EXPECT_FALSE(followed(l)) << l;
+    runtime_->prefetch.stale_gate = false;
+    EXPECT_EQ(looks(), without + 2);
+}
+
 TEST_F(ExecutorTest, WithoutItsRouterABlockHasNoSubstitutes) {
     ASSERT_NO_FATAL_FAILURE(start({}, 3));
     ASSERT_NO_FATAL_FAILURE(stream(12, {}));

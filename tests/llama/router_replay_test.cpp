@@ -508,6 +508,10 @@ TEST_F(Book, WhatDoesNotIsTappedFromTheNextGraphOn) {
     EXPECT_NE(book_.why(1).find("blk.1.ffn_gate_inp.weight"), std::string::npos);
     EXPECT_NE(book_.replay(1), nullptr);
     ASSERT_TRUE(book_.has_taps());
+    book_.listen(false);
+    EXPECT_FALSE(book_.has_taps()) << "nobody asks, so graphs stay whole";
+    book_.listen(true);
+    ASSERT_TRUE(book_.has_taps());
 
     const BlockGraph next = block(gate, false, 9);
     book_.begin_graph();
