@@ -25,7 +25,7 @@ void Choices::begin_token(ModelRuntime& runtime, int64_t rows) {
     trace::Pass& pass = launch_.pass();
     const Prefetcher::Did did = prefetcher_.take_did();
     if (last.of == &runtime && last.ended >= 0) {
-        runtime.trial->token({.cost = static_cast<double>(book_.waited() - last.waited + did.spent),
+        runtime.trial->token({.cost = static_cast<double>(book_.waited() - last.waited + last.followed + did.spent),
                               .time = static_cast<double>(last.ended - last.began),
                               .acted = did.acted});
     }
@@ -47,7 +47,10 @@ void Choices::decide(ggml_cgraph* graph, int at, const WeightRef& weight, bool f
     routers_->listen(follows);
     if (follows) {
         const ggml_tensor* ids = ggml_graph_node(graph, at)->src[2];
+        // Beside tokens without guesses that is a part of what guessing takes.
+        const Nanos began = token_.on ? pass.ledger.clock().now() : 0;
         routers_->reach(weight.set, graph, at);
+        if (token_.on) token_.followed += pass.ledger.clock().now() - began;
         if (first && pass.wants.router_inputs) book_.note_router(weight, ids, routers_->input(weight.set));
         if (runtime.scores) probe_.at_block(weight.set, ids, book_.decoding(), *routers_, runtime, pass.ledger.clock());
     }

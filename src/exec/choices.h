@@ -64,7 +64,8 @@ class Choices {
     struct Token {
         ModelRuntime* of = nullptr;  // null: there is none
         Nanos began = 0, ended = -1;
-        Nanos waited = 0;  // for reads until then, as the book has it
+        Nanos waited = 0;    // for reads until then, as the book has it
+        Nanos followed = 0;  // routers, so long
         bool on = false;
     };
     Token token_;

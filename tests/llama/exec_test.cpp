@@ -1420,7 +1420,6 @@ TEST_F(ExecutorTest, ASubstituteIsTheNearestThatIsThereAndHasTheRoutersOwnWeight
 // beginning and their end: no router is followed, and nobody asks the drive for more.
 TEST_F(ExecutorTest, ATokenThatActsOnNoGuessCostsTwoLooksAtTheClock) {
     constexpr uint32_t kThree = 3;
-    device_ = {.bytes_per_ns = 1, .service = 1000, .chunk = 1U << 20U, .window = 8U << 20U, .lanes = 16};
     ASSERT_NO_FATAL_FAILURE(start({.router = true}, 3, kThree));
     ASSERT_NO_FATAL_FAILURE(stream(kThree * kExperts, {}));
     const std::unique_ptr<ggml_backend_buffer, void (*)(ggml_backend_buffer_t)> weights_buffer(
@@ -1456,6 +1455,14 @@ TEST_F(ExecutorTest, ATokenThatActsOnNoGuessCostsTwoLooksAtTheClock) {
     for (uint32_t l = 0; l < kThree; ++l) EXPECT_FALSE(followed(l)) << l;
     runtime_->prefetch.stale_gate = false;
     EXPECT_EQ(looks(), without + 2);
+
+    // In a trial, guessing and following routers are what a token with guesses costs: all else is there.
+    runtime_->prefetch.stale_gate = true;
+    runtime_->prefetch.acts = nullptr;
+    runtime_->trial.emplace();
+    for (int token = 0; token < 70; ++token) looks();
+    EXPECT_GT(runtime_->trial->told().tokens_on, 0U);
+    EXPECT_EQ(runtime_->trial->cost_on(), 2 * kThree);
 }
 
 TEST_F(ExecutorTest, WithoutItsRouterABlockHasNoSubstitutes) {
