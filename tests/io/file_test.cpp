@@ -31,10 +31,10 @@ bool is_direct(int fd) {
     return (fcntl(fd, F_GETFL) & O_DIRECT) != 0;
 }
 
-// Whether this machine's temporary folder allows direct reads; the tests of direct files need it.
-bool direct_possible() {
+// Why this machine's temporary folder allows no direct reads, which the tests of direct files need; empty if it does.
+std::string direct_refused() {
     const TempFile temp(8192);
-    return temp.open(Access::direct).direct();
+    return temp.open(Access::direct).fallback_reason();
 }
 
 TEST(File, Buffered) {
@@ -55,7 +55,7 @@ TEST(File, Buffered) {
 }
 
 TEST(File, Direct) {
-    if (!direct_possible()) GTEST_SKIP() << "no direct reads in the temporary folder";
+    if (const std::string why = direct_refused(); !why.empty()) GTEST_SKIP() << "temporary folder: " << why;
     for (const uint64_t size : {0U, 1U, 511U, 4096U, 4097U, 100000U}) {
         const TempFile temp(size);
         const File f = temp.open(Access::direct);
@@ -71,7 +71,7 @@ TEST(File, Direct) {
 }
 
 TEST(File, AlignmentIsTheKernels) {
-    if (!direct_possible()) GTEST_SKIP() << "no direct reads in the temporary folder";
+    if (const std::string why = direct_refused(); !why.empty()) GTEST_SKIP() << "temporary folder: " << why;
     const TempFile temp(100000);
     OpenCalls calls;
     calls.direct_alignment = [](int) { return DirectAlignment{true, 512, 1024}; };
@@ -115,6 +115,9 @@ TEST(File, FallsBackAndSaysWhy) {
         // A file system without direct reads would refuse before the fault under test.
         if (c.calls.set_direct == system_set_direct) {
             c.calls.set_direct = [](int, bool) { return 0; };
+        }
+        if (c.calls.direct_alignment == system_direct_alignment) {
+            c.calls.direct_alignment = [](int) { return DirectAlignment(); };
         }
         const Result<File> f = File::open(temp.path(), Access::direct, c.calls);
         ASSERT_TRUE(f) << f.status().message();

@@ -26,6 +26,7 @@
 #include "io/pool_engine.h"
 #include "io/sim_engine.h"
 #include "io/uring_engine.h"
+#include "tests/io/refused.h"
 
 namespace sluice::io::testing_support {
 

@@ -20,6 +20,7 @@
 #include "io/pool_engine.h"
 #include "io/uring_engine.h"
 #include "sched/scheduler.h"
+#include "tests/io/refused.h"
 #include "tests/sched/layered_model.h"
 
 namespace sluice::sched {
@@ -146,6 +147,7 @@ class ChaosTest : public ::testing::TestWithParam<Setup> {
         explicit Wish(Owner owner) : batch(owner) {}
     };
 
+    void SetUp() override { SLUICE_SKIP_IF_REFUSED(GetParam().name); }
     void start(uint32_t seed) {
         random_.seed(seed);
         file_ = open();
