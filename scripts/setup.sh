@@ -4,8 +4,8 @@
 # Keeps: idempotence. Each step checks whether its result is already there, works in a temporary place and publishes it
 # with one rename or one stamp file, so an interrupted run is simply run again.
 #
-# Usage: scripts/setup.sh [--print-build-dir | --print-echarts-dir | --packages-only | --test-packages | --dev-packages |
-#                          --llama-only | --echarts-only]
+# Usage: scripts/setup.sh [--print-build-dir | --print-echarts-dir | --print-arm64-dir | --packages-only |
+#                          --test-packages | --dev-packages | --llama-only | --echarts-only | --arm64]
 #   SLUICE_CACHE_DIR          where llama.cpp and ECharts are kept (default: ${XDG_CACHE_HOME:-~/.cache}/sluice)
 #   SLUICE_LLAMA_CPP_SOURCE   use this llama.cpp checkout (same version) instead of fetching one
 #   SLUICE_JOBS               parallel compile jobs (default: all cores)
@@ -41,6 +41,9 @@ PACKAGES=(build-essential cmake=cmake ninja-build=ninja pkg-config=pkg-config gi
 TEST_PACKAGES=(valgrind=valgrind libbenchmark-dev                           # make check: bench/micro,
                chromium=chromium fonts-dejavu-core)                         # reports in a browser, with letters
 DEV_PACKAGES=(clang clang-format clang-tidy shellcheck)                     # make tidy, make format, fuzzing
+ARM64_PACKAGES=(g++-aarch64-linux-gnu=aarch64-linux-gnu-g++ qemu-user-static=qemu-aarch64-static)
+ARM64_LIBRARIES=(libfmt-dev libfmt9 liburing-dev liburing2 libxxhash-dev libxxhash0 libisal-dev libisal2 libgtest-dev
+                 libgmock-dev)                                              # the preset arm64-core; 1 MB
 
 # AMX is left out: GCC 12, Debian 12's compiler, drops the stores that fill ggml's tile configuration, and the result dies
 # of an illegal instruction in the first matrix product on any processor that has AMX.
@@ -62,6 +65,7 @@ home=${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}
 cache_root=${SLUICE_CACHE_DIR:-${XDG_CACHE_HOME:-$home/.cache}/sluice}
 root=$cache_root/llama.cpp-v$LLAMA_VERSION
 echarts=$cache_root/echarts-$ECHARTS_VERSION
+arm64=$cache_root/arm64-libraries
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE NINJA_STATUS     # of a git hook or a person's shell; they are not about llama.cpp
 
 # The build is native, so its key covers the processor's features and the compiler as well as our options: a home
@@ -208,6 +212,33 @@ fetch_echarts() {
     drop_scratch
 }
 
+# The libraries of an arm64 machine, unpacked beside those of this one: Debian cannot install both of every one (ISA-L),
+# and apt would take the wrong one away. apt keeps its lists for that in scratch space and touches nothing of the system's.
+fetch_arm64() {
+    [ -f "$arm64/.sluice-complete" ] && return
+    take_lock
+    [ -f "$arm64/.sluice-complete" ] && return
+    drop_scratch
+    scratch
+    say "fetching Debian's libraries for arm64 (1 MB, and 20 MB of lists)"
+    mkdir -p "$scratch_dir/apt/lists/partial" "$scratch_dir/apt/archives/partial" "$scratch_dir/arm64" || fail "$DISK_FULL"
+    local options=(-qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=
+                   -o Acquire::Languages=none -o Dir::State="$scratch_dir/apt" -o Dir::State::status=/dev/null
+                   -o Dir::Cache="$scratch_dir/apt") package
+    if ! { apt-get "${options[@]}" update &&
+           (cd "$scratch_dir/apt" && apt-get "${options[@]}" download "${ARM64_LIBRARIES[@]}"); } >"$scratch_dir/apt.log" 2>&1 </dev/null; then
+        tail -n 5 "$scratch_dir/apt.log" >&2
+        fail "apt-get could not download Debian's libraries for arm64; its own words are above"
+    fi
+    for package in "$scratch_dir"/apt/*.deb; do
+        dpkg-deb -x "$package" "$scratch_dir/arm64" || fail "could not unpack $package (disk full?)"
+    done
+    touch "$scratch_dir/arm64/.sluice-complete"
+    rm -rf "$arm64"
+    mv "$scratch_dir/arm64" "$arm64"
+    drop_scratch
+}
+
 node_is_new_enough() {
     local version major minor
     version=$(node --version 2>/dev/null) || return 1
@@ -295,13 +326,15 @@ mode=${1:-all}
 case $mode in
     --print-build-dir) echo "$root/build-$(build_key)"; exit 0 ;;
     --print-echarts-dir) echo "$echarts"; exit 0 ;;
+    --print-arm64-dir) echo "$arm64"; exit 0 ;;
     --packages-only)   install_packages "${PACKAGES[@]}"; exit 0 ;;
     --test-packages)   install_packages "${TEST_PACKAGES[@]}"; exit 0 ;;
     --dev-packages)    install_packages "${DEV_PACKAGES[@]}"; exit 0 ;;
     --echarts-only)    fetch_echarts; echo "$echarts"; exit 0 ;;
+    --arm64)           install_packages "${ARM64_PACKAGES[@]}"; fetch_arm64; fetch_echarts; echo "$arm64"; exit 0 ;;
     all)               install_packages "${PACKAGES[@]}" ;;
     --llama-only)      ;;                                   # and ECharts: all but the packages
-    *) fail "unknown option $mode (there are --print-build-dir, --print-echarts-dir, --packages-only, --test-packages, --dev-packages, --llama-only and --echarts-only)" ;;
+    *) fail "unknown option $mode (there are --print-build-dir, --print-echarts-dir, --print-arm64-dir, --packages-only, --test-packages, --dev-packages, --llama-only, --echarts-only and --arm64)" ;;
 esac
 
 build=$root/build-$(build_key)

@@ -167,6 +167,45 @@ case_echarts() {
     [ ! -e "$dir" ] || die "the download should not be used"
 }
 
+# The fake apt-get that downloads leaves one package per name, and the fake dpkg-deb unpacks its name.
+case_arm64() {
+    fake apt-get <<'FAKE'
+for word in "$@"; do
+    case $word in
+        update)   [ ! -e "$STATE/offline" ] || { echo 'Could not resolve the name'; exit 100; } ;;
+        download) names=yes ;;
+        -*|*=*)   ;;
+        *)        [ -z "${names:-}" ] || : >"${word}_1_arm64.deb" ;;
+    esac
+done
+FAKE
+    fake dpkg-deb <<'FAKE'
+mkdir -p "$3/usr/lib" && : >"$3/usr/lib/${2##*/}"
+FAKE
+    run --print-arm64-dir
+    local dir; dir=$(cat "$work/out")
+    if [ "$status" -ne 0 ] || [ "$(wc -l <"$work/out")" -ne 1 ] || [ -s "$work/err" ]; then die "should print one line and say nothing"; fi
+    [ ! -e "$work/home" ] || die "asking should create nothing"
+    : >"$STATE/offline"
+    run --arm64
+    refuses 'could not download'
+    [ ! -e "$dir" ] || die "nothing should be there yet"
+    rm "$STATE/offline"
+    run --arm64
+    if [ "$status" -ne 0 ] || [ "$(cat "$work/out")" != "$dir" ]; then die "should have put it where it said"; fi
+    for name in libisal2 libisal-dev libfmt-dev liburing2; do
+        [ -f "$dir/usr/lib/${name}_1_arm64.deb" ] || die "$name should be there"
+    done
+    called 'apt-get install .*g++-aarch64-linux-gnu qemu-user-static'
+    if grep 'apt-get install' "$CALLS" | grep -q libisal; then die "no library should be installed: apt would take this machine's away"; fi
+    if grep -E 'apt-get.* (update|download)' "$CALLS" | grep -v 'Dir::State=' | grep -qv 'Lock::Timeout'; then die "the system's lists are not ours"; fi
+    no_litter
+    not_called cmake
+    : >"$CALLS"
+    run --arm64
+    not_called 'apt-get.*download'
+}
+
 case_fresh() {
     run
     succeeds
