@@ -36,6 +36,7 @@ ARMS = {
     "predict-prefetch, retention": ["--predict-prefetch", "--predict-spec-max", "0"],
     "route-ahead 1": ["--route-ahead", "1"],
     "route-ahead 2": ["--route-ahead", "2"],
+    "route-ahead 2, full": ["--route-ahead", "2", "--route-ahead-router", "full"],
     "route-ahead 2, predicted weights": ["--route-ahead", "2", "--route-ahead-weights", "predicted"],
     "drop 0.5": ["--drop-cold-experts", "0.5"],
     "drop 1": ["--drop-cold-experts", "1"],

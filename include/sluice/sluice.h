@@ -49,6 +49,11 @@ enum class CachePolicy {
     lru,        // of the one used longest ago
 };
 
+// With --route-ahead, what early rankings are made by.
+enum class RouteAheadRouter {
+    small,  // large routers' copies in 8 bits
+    full,   // the model's own
+};
 // With --route-ahead, the weights of the experts that are taken.
 enum class RouteAheadWeights {
     router,     // those that the layer's router gives them, over each other
@@ -91,6 +96,7 @@ struct Config {
     bool prefetch_auto = false;
     // Changes results: each layer takes the experts that its router ranked first this many layers earlier. 0: none.
     unsigned route_ahead = 0;
+    RouteAheadRouter route_ahead_router = RouteAheadRouter::small;
     RouteAheadWeights route_ahead_weights = RouteAheadWeights::router;
     DenseWeights dense_weights = DenseWeights::anon;
     // Of sluice predict train, for the model at hand: the router's guess of the next layer is made on a state that is

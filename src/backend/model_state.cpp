@@ -201,6 +201,21 @@ uint64_t own_buffers_need(const model::GgufIndex& index, const store::RecordStor
                       exec::own_memory_need(index, store.geometry(), tokens));
 }
 
+namespace {
+
+// What the copies in 8 bits of all routers take that have one.
+uint64_t small_routers(const model::GgufIndex& index, const model::Geometry& geometry) {
+    uint64_t bytes = 0;
+    for (const model::ExpertSet& set : geometry.sets) {
+        const auto* gate = index.find(fmt::format("blk.{}.ffn_gate_inp.weight", set.layer));
+        if (gate == nullptr) continue;
+        bytes += exec::small_copy_bytes(static_cast<ggml_type>(gate->type), gate->ne[0], gate->ne[1]);
+    }
+    return bytes;
+}
+
+}  // namespace
+
 Config acting_on(const model::GgufIndex& index, const model::Geometry& geometry, const Config& config,
                  std::string* said) {
     Config out = config;
@@ -217,8 +232,10 @@ Config acting_on(const model::GgufIndex& index, const model::Geometry& geometry,
             "choose",
             out.route_ahead, index.files()[0].path, layers);
         out.route_ahead = 0;
+        out.route_ahead_router = Config().route_ahead_router;
         out.route_ahead_weights = Config().route_ahead_weights;
     }
+    if (out.route_ahead > 0 && small_routers(index, geometry) == 0) out.route_ahead_router = RouteAheadRouter::full;
     return out;
 }
 
@@ -364,14 +381,9 @@ void ModelState::set_shadow(exec::ModelRuntime& runtime, const Config& config, c
 
 // Of a context that guesses with routers: their copies.
 uint64_t ModelState::guessing_memory() const {
-    if (!config_.predict_log && !config_.predict_prefetch) return 0;
-    uint64_t bytes = 0;
-    for (const model::ExpertSet& set : geometry_.sets) {
-        const auto* gate = index_.find(fmt::format("blk.{}.ffn_gate_inp.weight", set.layer));
-        if (gate == nullptr) continue;
-        bytes += exec::small_copy_bytes(static_cast<ggml_type>(gate->type), gate->ne[0], gate->ne[1]);
-    }
-    return bytes;
+    const bool ranks = config_.route_ahead > 0 && config_.route_ahead_router == RouteAheadRouter::small;
+    if (!config_.predict_log && !config_.predict_prefetch && !ranks) return 0;
+    return small_routers(index_, geometry_);
 }
 
 // What --predict-model names; nothing where it names nothing.
@@ -408,7 +420,8 @@ void ModelState::set_prefetch(exec::ModelRuntime& runtime, const Config& config)
     prefetch.stale_gate = config.predict_prefetch;
     if (prefetch.stale_gate) prefetch.reads = config.predict_spec_max;
     runtime.route_ahead = {.depth = config.route_ahead,
-                           .predicted_weights = config.route_ahead_weights == RouteAheadWeights::predicted};
+                           .predicted_weights = config.route_ahead_weights == RouteAheadWeights::predicted,
+                           .small_routers = config.route_ahead_router == RouteAheadRouter::small};
     runtime.follow_routers = runtime.follow_routers || runtime.route_ahead.depth > 0;
     const Foresight& given = foresight();
     if (given.device) device_ = *given.device;

@@ -83,6 +83,8 @@ constexpr std::array<Word<Verbosity>, 4> kVerbosities{
     {{"error", Verbosity::error}, {"warn", Verbosity::warn}, {"info", Verbosity::info}, {"debug", Verbosity::debug}}};
 constexpr std::array<Word<PrefillMode>, 3> kPrefill{
     {{"auto", PrefillMode::automatic}, {"macro", PrefillMode::macro}, {"micro", PrefillMode::micro}}};
+constexpr std::array<Word<RouteAheadRouter>, 2> kAheadRouter{
+    {{"8-bit", RouteAheadRouter::small}, {"full", RouteAheadRouter::full}}};
 constexpr std::array<Word<RouteAheadWeights>, 2> kAheadWeights{
     {{"router", RouteAheadWeights::router}, {"predicted", RouteAheadWeights::predicted}}};
 // "1" and "0" first: they are what a switch shows.
@@ -285,6 +287,11 @@ constexpr Option kOptions[] = {
      "docs/prefetch.md.",
      [](Config& c, std::string_view t) { return set_number(c.route_ahead, t, 0U, 64U, "a number from 0 to 64"); },
      [](const Config& c) { return fmt::format("{}", c.route_ahead); }},
+    {"--route-ahead-router", "SLUICE_ROUTE_AHEAD_ROUTER", "8-bit|full", "8-bit",
+     "With --route-ahead, what early rankings are made by. 8-bit: large routers (128 KiB or more) by a copy in 8 bits, "
+     "which takes less time; near ties may be ranked otherwise. full: as the model has them.",
+     [](Config& c, std::string_view t) { return set_word(c.route_ahead_router, t, kAheadRouter); },
+     [](const Config& c) { return get_word(c.route_ahead_router, kAheadRouter); }},
     {"--route-ahead-weights", "SLUICE_ROUTE_AHEAD_WEIGHTS", "router|predicted", "router",
      "With --route-ahead, how the experts are weighed. router: as the layer's router weighs them, when it comes to "
      "them. predicted: as the early ranking did, which saves running the router twice.",
@@ -402,8 +409,8 @@ constexpr std::string Config::*kOutputFiles[] = {
     &Config::io_trace, &Config::compute_trace, &Config::compute_trace_layers, &Config::token_trace};
 
 // What changes which experts run. In the order in which outputs name them.
-constexpr std::array<const char*, 5> kLossy{"--n-expert-used", "--route-ahead", "--route-ahead-weights",
-                                            "--drop-cold-experts", "--expert-substitute"};
+constexpr std::array<const char*, 6> kLossy{"--n-expert-used",       "--route-ahead",       "--route-ahead-router",
+                                            "--route-ahead-weights", "--drop-cold-experts", "--expert-substitute"};
 
 // Some of them depend on what is in memory.
 bool asks_memory(const Config& config) {
@@ -637,8 +644,11 @@ Status validate_foresight(const Config& config, const Said& said) {
         return error(Code::invalid_argument, "{} has no effect without --predict-prefetch", said("--predict-spec-max"));
     }
     if (config.route_ahead == 0) {
-        if (config.route_ahead_weights == Config().route_ahead_weights) return {};
-        return error(Code::invalid_argument, "{} has no effect without --route-ahead", said("--route-ahead-weights"));
+        const char* alone = config.route_ahead_weights != Config().route_ahead_weights ? "--route-ahead-weights"
+                            : config.route_ahead_router != Config().route_ahead_router ? "--route-ahead-router"
+                                                                                       : nullptr;
+        if (alone == nullptr) return {};
+        return error(Code::invalid_argument, "{} has no effect without --route-ahead", said(alone));
     }
     if (config.prefetch > 0 || config.predict_prefetch) {
         return error(Code::invalid_argument,
@@ -797,8 +807,11 @@ std::vector<std::string> lossy_options(const Config& config) {
     std::vector<std::string> out;
     for (const char* flag : kLossy) {
         const Option& o = *find_option(flag);
-        if (const std::string value = o.get(config); value != o.get(defaults))
-            out.push_back(fmt::format("{} {}", flag, value));
+        // It is 8 bits by default, but the model's own that changes nothing more.
+        const bool changes = std::string_view(flag) == "--route-ahead-router"
+                                 ? config.route_ahead > 0 && config.route_ahead_router == RouteAheadRouter::small
+                                 : o.get(config) != o.get(defaults);
+        if (changes) out.push_back(fmt::format("{} {}", flag, o.get(config)));
     }
     return out;
 }

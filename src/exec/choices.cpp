@@ -108,8 +108,12 @@ void Choices::look_ahead(const WeightRef& weight) {
     if (block_.mode != Mode::decode || !looks_ahead(*weight.runtime)) return;
     trace::Pass& pass = launch_.pass();
     if (guesses(*weight.runtime)) prefetcher_.look_ahead(weight, *routers_, pass);
-    route_ahead_.look_ahead(weight, pass);
+    route_ahead_.look_ahead(weight, *routers_, pass);
     weight.runtime->fetcher->look(&pass);
+}
+
+void Choices::rank_ahead() {
+    route_ahead_.rank(*routers_, launch_.pass());
 }
 
 void Choices::end_pass() {

@@ -40,6 +40,9 @@ class Choices {
     [[nodiscard]] bool looks_ahead(const ModelRuntime& runtime) const;
     // All of this block is asked for: the drive's idle time until the next one is for what that may choose.
     void look_ahead(const WeightRef& weight);
+    // For a block that does not look ahead, since it does not fit: what later layers are to take of its hidden state is
+    // found out all the same.
+    void rank_ahead();
     // All blocks of the pass are computed.
     void end_pass();
 

@@ -52,6 +52,7 @@ struct PrefetchOptions {
 struct RouteAheadOptions {
     uint32_t depth = 0;  // layers; 0: off
     bool predicted_weights = false;
+    bool small_routers = true;  // rank with a large router's copy in 8 bits
     bool early_reads = true;
 };
 

@@ -151,6 +151,7 @@ size_t MoeExecutor::lease(const WeightRef& weight) {
 // The block does not fit: its experts come, compute and go.
 ggml_status MoeExecutor::run_in_waves(ggml_cgraph* graph, int& at, const WeightRef& weight, bool first, size_t leased) {
     ModelRuntime& runtime = *weight.runtime;
+    choices_.rank_ahead();
     // With the block's first product. What comes after its others is placed when its turn is.
     if (runtime.overlap && early_.all_placed()) early_.find(graph, at, weight_of_, runtime.own_bytes);
     const size_t n = block_.records.size();

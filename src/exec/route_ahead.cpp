@@ -30,6 +30,7 @@ class Timed {
 void RouteAhead::begin_graph() {
     for (Ranking& r : rankings_) r.known = false;
     ranked_.clear();
+    rank_from_.reset();
     read_early_ = {};
     if (std::exchange(decoded_, false)) {
         first_decode_ = false;
@@ -55,6 +56,7 @@ void RouteAhead::start(const ModelRuntime& runtime) {
 void RouteAhead::decide(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass) {
     const ModelRuntime& runtime = *block.weight->runtime;
     ranked_.clear();
+    rank_from_.reset();
     read_early_ = {};
     block_ = {};
     if (runtime.route_ahead.depth == 0) return;
@@ -79,13 +81,21 @@ void RouteAhead::decide(const Block& block, WeightLookup weight_of, RouterBook& 
     // The layers of a token that takes no choice are not ranked either. A layer's sets share its hidden state.
     if (!may || first_decode_ || disarmed_) return;
     if (sets_of_[layer].front() != set || layer + runtime.route_ahead.depth >= sets_of_.size()) return;
-    const Timed ranking(pass.ledger.clock(), pass.route_ahead->rank);
-    for (const uint32_t to : sets_of_[layer + runtime.route_ahead.depth]) rank(to, set, routers);
+    rank_from_ = set;
 }
 
-void RouteAhead::rank(uint32_t to, uint32_t from, RouterBook& routers) {
+void RouteAhead::rank(RouterBook& routers, trace::Pass& pass) {
+    if (!rank_from_ || !pass.route_ahead) return;
+    const Timed ranking(pass.ledger.clock(), pass.route_ahead->rank);
+    const uint32_t from = *std::exchange(rank_from_, std::nullopt);
+    for (const uint32_t to : sets_of_[layer_of_[from] + runtime_->route_ahead.depth]) rank_one(to, from, routers);
+}
+
+void RouteAhead::rank_one(uint32_t to, uint32_t from, RouterBook& routers) {
     RouterReplay* replay = able_[to] == Able::yes ? routers.replay_on(to, from) : nullptr;
-    if (replay == nullptr || !replay->run(routers.cpu(), routers.input(from)).ok()) return;
+    if (replay == nullptr) return;
+    const auto run = runtime_->route_ahead.small_routers ? &RouterReplay::guess : &RouterReplay::run;
+    if (!(replay->*run)(routers.cpu(), routers.input(from)).ok()) return;
     Ranking& r = rankings_[to];
     r.known = true;
     r.ids.assign(replay->ids().begin(), replay->ids().end());
@@ -145,8 +155,8 @@ bool RouteAhead::commit(const Block& block, WeightLookup weight_of, RouterBook& 
     const bool true_weights = !runtime_->route_ahead.predicted_weights;
     std::span<const float> weights = ranking.weights;
     const auto router_id = [&](size_t k) { return id_at(ids, static_cast<int64_t>(k), 0); };
-    if (true_weights || (token_ + weight.set) % kCheckEvery == 0) {
-        const Timed watching(pass.ledger.clock(), pass.route_ahead->watch);
+    const Timed watching(pass.ledger.clock(), pass.route_ahead->watch);
+    if ((token_ + weight.set) % kCheckEvery == 0) {
         if (const Status s = replay->run(routers.cpu(), routers.input(weight.set)); !s.ok()) {
             refuse(weight, s.message());
             return false;
@@ -157,14 +167,14 @@ bool RouteAhead::commit(const Block& block, WeightLookup weight_of, RouterBook& 
                                        replay->ids()[k]));
             return false;
         }
-        if (true_weights) {
-            const auto given = replay->weights_of(routers.cpu(), ranking.ids);
-            if (!given.ok()) {
-                refuse(weight, given.status().message());
-                return false;
-            }
-            weights = *given;
+    }
+    if (true_weights) {
+        const auto given = replay->weigh(routers.cpu(), routers.input(weight.set), ranking.ids);
+        if (!given.ok()) {
+            refuse(weight, given.status().message());
+            return false;
         }
+        weights = *given;
     }
     if (weights.size() != n) return false;
     block_.slots = n;
@@ -178,7 +188,8 @@ bool RouteAhead::commit(const Block& block, WeightLookup weight_of, RouterBook& 
     return true;
 }
 
-void RouteAhead::look_ahead(const WeightRef& weight, trace::Pass& pass) {
+void RouteAhead::look_ahead(const WeightRef& weight, RouterBook& routers, trace::Pass& pass) {
+    rank(routers, pass);
     if (runtime_ != weight.runtime || ranked_.empty() || !runtime_->route_ahead.early_reads) return;
     const Timed issuing(pass.ledger.clock(), pass.route_ahead->issue);
     sched::Fetcher& fetcher = *weight.runtime->fetcher;

@@ -8,6 +8,7 @@
 #include <ggml.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,16 +35,19 @@ class RouteAhead {
         const WeightRef* weight = nullptr;
         bool decode = false;
     };
-    // Puts the early ranking in the place of the router's choice, with its weights, and ranks the experts of the layer
-    // that is as far ahead. Does nothing where the runtime has it off.
+    // Puts the early ranking in the place of the router's choice, with its weights. Does nothing where the runtime has
+    // it off.
     void decide(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass);
     // What was done in the block at hand.
     [[nodiscard]] const trace::RouteAheadCounts& block() const { return block_; }
     // Of the block at hand, by rank: 1 for an expert that its early ranking had read unless it was there, whenever that
     // was begun. A run that drops experts takes it for one that is there. Empty: the block is its router's.
     [[nodiscard]] std::span<const uint8_t> read_early() const { return read_early_; }
-    // What the block needs was asked for: so is what later ones are sure to need.
-    void look_ahead(const WeightRef& weight, trace::Pass& pass);
+    // Ranks the experts of the layer that is as far ahead of the block decided last, once. Has to be called in every
+    // block, but need not be before what that needs was asked for.
+    void rank(RouterBook& routers, trace::Pass& pass);
+    // What the block needs was asked for: so is, after ranking, what later ones are sure to need.
+    void look_ahead(const WeightRef& weight, RouterBook& routers, trace::Pass& pass);
 
     // In tokens: how long a router may choose something else than its copy before that is found out, at most.
     static constexpr uint32_t kCheckEvery = 32;
@@ -61,7 +65,7 @@ class RouteAhead {
     void start(const ModelRuntime& runtime);
     bool commit(const Block& block, WeightLookup weight_of, RouterBook& routers, trace::Pass& pass);
     void learn(const Block& block, WeightLookup weight_of, RouterBook& routers);
-    void rank(uint32_t to, uint32_t from, RouterBook& routers);
+    void rank_one(uint32_t to, uint32_t from, RouterBook& routers);
     void disarm(const WeightRef& weight, const std::string& why);
     void refuse(const WeightRef& weight, const std::string& why);
     void tell(const WeightRef& weight, const std::string& why);
@@ -71,6 +75,7 @@ class RouteAhead {
     std::vector<std::vector<uint32_t>> sets_of_;  // by place: the layer's sets
     std::vector<Ranking> rankings_;               // by set
     std::vector<Able> able_;                      // by set
+    std::optional<uint32_t> rank_from_;           // set whose hidden state is still to be ranked by
     std::vector<uint32_t> ranked_;                // sets that the block at hand ranked
     bool first_decode_ = true;                    // no token was decoded since the last prompt
     bool decoded_ = false;                        // the pass at hand is of decode

@@ -16,7 +16,8 @@ namespace {
 constexpr size_t kMaxNodes = 96;
 constexpr size_t kMaxMemory = 16 * MiB;
 constexpr size_t kAlign = 64;
-// The copy of a router's weight for guesses. A smaller one costs its nodes, not its bytes (bench/router).
+// The copy of a router's weight for guesses and early rankings. A smaller one costs its nodes, not its bytes
+// (bench/router).
 constexpr ggml_type kSmall = GGML_TYPE_Q8_0;
 constexpr uint64_t kWorthSmall = 128 * KiB;
 
@@ -221,7 +222,7 @@ class RouterCopy {
 
         const size_t n_graph = 2 * nodes.size() + 1;
         replay_.context_.reset(
-            ggml_init({2 * ggml_graph_overhead_custom(n_graph, false) + ggml_tensor_overhead(), nullptr, true}));
+            ggml_init({3 * ggml_graph_overhead_custom(n_graph, false) + ggml_tensor_overhead(), nullptr, true}));
         if (replay_.context_ == nullptr) return error(Code::no_memory, "no memory for the copy of a router");
         replay_.choose_ = ggml_new_graph_custom(replay_.context_.get(), n_graph, false);
 
@@ -361,6 +362,24 @@ class RouterCopy {
         }
         if (!depends[at(applied_)]) return refuse("has weights that do not depend on it");
         replay_.other_weights_ = copy_of(applied_);
+        replay_.weigh_all_ = ggml_new_graph_custom(replay_.context_.get(), 2 * nodes.size() + 1, false);
+        std::vector<ggml_tensor*> both;
+        for (ggml_cgraph* graph : {replay_.choose_, replay_.weigh_}) {
+            for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) both.push_back(ggml_graph_node(graph, i));
+        }
+        std::vector<bool> needed(both.size());
+        for (size_t i = both.size(); i-- > 0;) {
+            needed[i] = needed[i] || both[i] == replay_.other_weights_;
+            if (!needed[i]) continue;
+            each_source(both[i], [&](const ggml_tensor* src) {
+                const auto s = static_cast<size_t>(std::find(both.begin(), both.end(), src) - both.begin());
+                if (s < both.size()) needed[s] = true;
+                return true;
+            });
+        }
+        for (size_t i = 0; i < both.size(); ++i) {
+            if (needed[i]) ggml_graph_add_node(replay_.weigh_all_, both[i]);
+        }
         return {};
     }
 
@@ -390,11 +409,16 @@ std::span<const T> numbers(const ggml_tensor* t) {
 
 }  // namespace
 
-Status RouterReplay::run(ggml_backend_t cpu, std::span<const float> x) {
+Status RouterReplay::take_input(std::span<const float> x) {
     if (x.size() != input_.size())
         return error(Code::invalid_argument, "{} takes {} numbers, not {}", origin_.gate->name, input_.size(),
                      x.size());
     std::copy(x.begin(), x.end(), input_.begin());
+    return {};
+}
+
+Status RouterReplay::run(ggml_backend_t cpu, std::span<const float> x) {
+    if (Status s = take_input(x); !s.ok()) return s;
     if (ggml_backend_graph_compute(cpu, choose_) != GGML_STATUS_SUCCESS)
         return error(Code::cancelled, "the router of {} was not run to its end", origin_.gate->name);
     return {};
@@ -432,6 +456,17 @@ std::span<const float> RouterReplay::scores() const {
 }
 
 Result<std::span<const float>> RouterReplay::weights_of(ggml_backend_t cpu, std::span<const int32_t> ids) {
+    return weigh_by(weigh_, cpu, ids);
+}
+
+Result<std::span<const float>> RouterReplay::weigh(ggml_backend_t cpu, std::span<const float> x,
+                                                   std::span<const int32_t> ids) {
+    if (Status s = take_input(x); !s.ok()) return s;
+    return weigh_by(weigh_all_, cpu, ids);
+}
+
+Result<std::span<const float>> RouterReplay::weigh_by(ggml_cgraph* graph, ggml_backend_t cpu,
+                                                      std::span<const int32_t> ids) {
     if (other_weights_ == nullptr)
         return error(Code::unsupported, "the block of {} applies no weights that are known", origin_.gate->name);
     if (ids.size() != other_ids_.size())
@@ -443,7 +478,7 @@ Result<std::span<const float>> RouterReplay::weights_of(ggml_backend_t cpu, std:
                          n_expert_, e);
     }
     std::copy(ids.begin(), ids.end(), other_ids_.begin());
-    if (ggml_backend_graph_compute(cpu, weigh_) != GGML_STATUS_SUCCESS)
+    if (ggml_backend_graph_compute(cpu, graph) != GGML_STATUS_SUCCESS)
         return error(Code::cancelled, "the weights of {} were not computed to their end", origin_.gate->name);
     return numbers<float>(other_weights_);
 }

@@ -2,8 +2,8 @@
 // or to learn what weights it gives to experts that it did not choose.
 // Keeps: every number comes from the CPU backend's own kernels for nodes of the same form, so on the router's own input
 // a replay chooses what the graph chose, bit for bit. Weights are the model's own memory, all else is the replay's.
-// Where only a guess is wanted, a large router is run on a copy of its weight in 8 bits, which takes less of the
-// memory's time.
+// Where only a guess or an early ranking is wanted, a large router is run on a copy of its weight in 8 bits, which
+// takes less of the memory's time.
 #pragma once
 
 #include <ggml-backend.h>
@@ -58,8 +58,8 @@ class RouterReplay {
     // Chooses for the hidden state `x` (n_input() numbers). On threads of `cpu`; nothing is allocated, but for memory
     // that the backend itself keeps for its next graphs.
     Status run(ggml_backend_t cpu, std::span<const float> x);
-    // The same for a guess: with the copy in 8 bits where has_small_copy(), which is made at the first call. Near ties
-    // may fall otherwise, so what is computed from it is for nobody but who reads early.
+    // The same for a guess, or for a choice that is declared to be made so: with the copy in 8 bits where
+    // has_small_copy(), which is made at the first call. Near ties may fall otherwise.
     Status guess(ggml_backend_t cpu, std::span<const float> x);
     [[nodiscard]] bool has_small_copy() const { return small_ != nullptr; }
     // What the last run chose, best first, and the weights with which the block would apply it.
@@ -68,6 +68,9 @@ class RouterReplay {
     // The weights that the router of the last run gives to other experts (n_used() of them), normalised and scaled over
     // these.
     Result<std::span<const float>> weights_of(ggml_backend_t cpu, std::span<const int32_t> ids);
+    // Bit for bit what run() and weights_of() say, in one go: without what only a choice needs. What was chosen and
+    // ranked before is stale then.
+    Result<std::span<const float>> weigh(ggml_backend_t cpu, std::span<const float> x, std::span<const int32_t> ids);
 
     // All experts of the last run, best first, and by expert the numbers that ranked them. Empty where the choice is
     // more than the head of one ranking.
@@ -77,6 +80,9 @@ class RouterReplay {
   private:
     RouterReplay() = default;
     friend class RouterCopy;
+
+    Status take_input(std::span<const float> x);
+    Result<std::span<const float>> weigh_by(ggml_cgraph* graph, ggml_backend_t cpu, std::span<const int32_t> ids);
 
     struct FreeContext {
         void operator()(ggml_context* c) const { ggml_free(c); }
@@ -97,7 +103,8 @@ class RouterReplay {
     const ggml_tensor* scores_ = nullptr;
     std::unique_ptr<ggml_context, FreeContext> context_;  // of the graphs
     ggml_cgraph* choose_ = nullptr;
-    ggml_cgraph* weigh_ = nullptr;
+    ggml_cgraph* weigh_ = nullptr;      // after choose_
+    ggml_cgraph* weigh_all_ = nullptr;  // by itself
 };
 
 }  // namespace sluice::exec

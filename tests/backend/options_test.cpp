@@ -73,6 +73,7 @@ TEST(Options, AValueGoesRoundTheTable) {
         {"--predict-prefetch", {"on", "off", "auto"}},
         {"--predict-spec-max", {"0", "2", "64"}},
         {"--route-ahead", {"0", "1", "64"}},
+        {"--route-ahead-router", {"8-bit", "full"}},
         {"--route-ahead-weights", {"router", "predicted"}},
         {"--store", {"auto", "gguf", "/packs/m.gguf.sluice"}},
         {"--verify-reads", {"always", "once", "never"}},
@@ -314,6 +315,8 @@ TEST(Options, GuessesAndCommitmentsExcludeEachOther) {
     config.expert_substitute = 0.1;
     refused(config, "on its way");
     config.expert_substitute = 0;
+    EXPECT_EQ(lossy_options(config), (std::vector<std::string>{"--route-ahead 2", "--route-ahead-router 8-bit"}));
+    config.route_ahead_router = RouteAheadRouter::full;
     EXPECT_EQ(lossy_options(config), std::vector<std::string>{"--route-ahead 2"});
     EXPECT_TRUE(has_decode_dials(config)) << "prompts know nothing of it";
     config.prefetch = 1;
@@ -322,7 +325,12 @@ TEST(Options, GuessesAndCommitmentsExcludeEachOther) {
     config.route_ahead_weights = RouteAheadWeights::predicted;
     EXPECT_TRUE(validate(config).ok());
     config.route_ahead = 0;
-    refused(config, "without --route-ahead");
+    refused(config, "--route-ahead-weights predicted has no effect without --route-ahead");
+    config.route_ahead_weights = RouteAheadWeights::router;
+    refused(config, "--route-ahead-router full has no effect without --route-ahead");
+    config.route_ahead_router = RouteAheadRouter::small;
+    EXPECT_TRUE(validate(config).ok());
+    EXPECT_TRUE(lossy_options(config).empty());
 }
 
 TEST(Options, OursAreTakenOutAndTheRestKeepsItsOrder) {

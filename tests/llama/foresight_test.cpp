@@ -553,6 +553,34 @@ TEST_F(ForesightTest, RouteAheadIsAFunctionOfTheTokens) {
     }
 }
 
+// Large routers rank in 8 bits unless told otherwise, and that is said; the text is then, too, a function of the tokens
+// alone, whatever the cache. Where no router is large, nothing is said, and nothing differs.
+TEST_F(ForesightTest, RouteAheadRanksLargeRoutersInEightBits) {
+    const std::string large = many_experts();
+    for (const std::string& name : {large, std::string("qwen3moe-deep-f16")}) {
+        std::map<RouteAheadRouter, std::vector<float>> want;
+        for (const auto router : {RouteAheadRouter::small, RouteAheadRouter::full}) {
+            for (const double share : {0.02, 0.5, 1.1}) {
+                g_said.clear();
+                Config config;
+                config.cache_bytes = cache_for(name, share);
+                config.route_ahead = 1;
+                config.route_ahead_router = router;
+                const Outcome got = run(name, config, 24);
+                ASSERT_TRUE(got.ok) << name;
+                EXPECT_GT(got.decode.ra_committed.or_zero(), 0) << name;
+                EXPECT_TRUE(said("without --route-ahead 1")) << name;
+                EXPECT_EQ(said("--route-ahead-router 8-bit"), name == large && router == RouteAheadRouter::small);
+                EXPECT_FALSE(said("off from now on")) << name;
+                if (want[router].empty()) want[router] = got.logits;
+                EXPECT_TRUE(same(got.logits, want[router])) << name << " " << share;
+            }
+        }
+        EXPECT_EQ(same(want[RouteAheadRouter::small], want[RouteAheadRouter::full]), name != large) << name;
+    }
+    std::filesystem::remove(large);
+}
+
 // Nothing lies so far ahead: that is said once, and not that answers differ.
 TEST_F(ForesightTest, RouteAheadOfAllLayersIsTheRouters) {
     for (const std::string name : {"qwen3moe-deep-f16", "deepseek2-f16", "grovemoe-f16"}) {

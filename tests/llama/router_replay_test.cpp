@@ -219,6 +219,17 @@ TEST_P(RouterReplayTest, ItsOwnChoiceWeighsWhatItWeighsAndOthersWeighWhatTheRout
             ASSERT_EQ(same->size(), b.weights.size());
             EXPECT_EQ(std::memcmp(same->data(), b.weights.data(), b.weights.size() * sizeof(float)), 0) << b.gate;
 
+            // In one go, from whatever was run before.
+            const std::vector<float> none(b.x.size());
+            ASSERT_TRUE(replay.run(watcher_.cpu(), none).ok());
+            same = replay.weigh(watcher_.cpu(), b.x, b.ids);
+            ASSERT_TRUE(same.ok()) << same.status().message();
+            ASSERT_EQ(same->size(), b.weights.size());
+            EXPECT_EQ(std::memcmp(same->data(), b.weights.data(), b.weights.size() * sizeof(float)), 0) << b.gate;
+            EXPECT_FALSE(replay.weigh(watcher_.cpu(), std::vector<float>(b.x.size() + 1), b.ids).ok());
+            EXPECT_FALSE(replay.weigh(watcher_.cpu(), b.x, std::vector<int32_t>(b.ids.size() + 1)).ok());
+            ASSERT_TRUE(replay.run(watcher_.cpu(), b.x).ok());
+
             // The weights belong to experts, not to ranks.
             std::vector<int32_t> turned(b.ids.rbegin(), b.ids.rend());
             auto other = replay.weights_of(watcher_.cpu(), turned);
@@ -408,6 +419,38 @@ TEST_F(ForeignGraph, AGuessOfALargeRouterIsNearlyItsChoice) {
         EXPECT_EQ(std::memcmp(scores.data(), replay.scores().data(), scores.size() * sizeof(float)), 0);
     }
     EXPECT_GE(agreed, kStates * kUsed * 95 / 100);
+    ggml_backend_free(cpu);
+}
+
+// After a guess, weights are the router's own again.
+TEST_F(ForeignGraph, WeightsAreNeverOfTheCopy) {
+    constexpr int64_t kInput = 1024, kExpert = 64, kUsed = 8;
+    ggml_tensor* gate = weight("blk.0.ffn_gate_inp.weight", kInput, kExpert);
+    uint32_t seed = 1;
+    const auto draw = [&] { return static_cast<float>((seed = seed * 1664525U + 1013904223U) >> 8U) / 8388608.0F - 1; };
+    for (int64_t i = 0; i < kInput * kExpert; ++i) static_cast<float*>(gate->data)[i] = 0.1F * draw();
+    ggml_tensor* x = ggml_rms_norm(context_, ggml_new_tensor_2d(context_, GGML_TYPE_F32, kInput, 1), 1e-6F);
+    ggml_tensor* shares = ggml_soft_max(context_, ggml_mul_mat(context_, gate, x));
+    ggml_tensor* ids = ggml_argsort_top_k(context_, shares, kUsed);
+    ggml_tensor* weights = ggml_get_rows(context_, ggml_reshape_3d(context_, shares, 1, kExpert, 1), ids);
+    auto made = RouterReplay::make(ids, weights);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    RouterReplay replay = std::move(*made);
+    ASSERT_TRUE(replay.has_small_copy());
+    ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    for (int state = 0; state < 8; ++state) {
+        std::vector<float> numbers(kInput);
+        for (float& n : numbers) n = draw();
+        ASSERT_TRUE(replay.run(cpu, numbers).ok());
+        const std::vector<int32_t> chosen(replay.ids().begin(), replay.ids().end());
+        const std::vector<float> want(replay.weights().begin(), replay.weights().end());
+        ASSERT_TRUE(replay.guess(cpu, numbers).ok());
+        EXPECT_FALSE(std::equal(want.begin(), want.end(), replay.weights().begin())) << "it was not in 8 bits";
+        const auto got = replay.weigh(cpu, numbers, chosen);
+        ASSERT_TRUE(got.ok()) << got.status().message();
+        ASSERT_EQ(got->size(), want.size());
+        EXPECT_EQ(std::memcmp(got->data(), want.data(), want.size() * sizeof(float)), 0);
+    }
     ggml_backend_free(cpu);
 }
 
