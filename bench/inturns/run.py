@@ -9,7 +9,8 @@ lies with 95 % by the sign test, which asks nothing of how times scatter; then t
 is off once more: its interval says what the cell can tell. Lossless arms must have the same logits, and `again` the same
 counts as off.
 
---drives throttled (which takes root) holds the drive to --throttle MiB/s by a cgroup. --probe N has each drive probed for
+--drives throttled (which takes root) holds the drive to --throttle MiB/s by a cgroup, which gives bytes in windows of a
+tenth of a second: a block should take many of them, so blocks are longer there the less there is to be read. --probe N has each drive probed for
 about N seconds first, with a verdict of its own: guesses read nothing early from a drive that was not measured. The arm
 `predict-prefetch, trained` needs --trained FILE, which is made where it does not exist, from what the model writes.
 Writes Markdown to standard output, and every block to --raw FILE as JSON lines.
@@ -45,7 +46,7 @@ ARMS = {
 GROUPS = {
     "predictors": ["again", "prefetch 1", "predict-prefetch", "predict-prefetch, trained"],
     "dials": ["route-ahead 1", "route-ahead 2", "drop 0.5", "drop 1", "substitute 0.2"],
-    "cache": ["again", "lru", "no overlap"],
+    "cache": ["lru", "no overlap"],
     "auto": ["again", "prefetch auto", "predict-prefetch auto"],
 }
 COUNTS = ("lookups", "hits", "bytes", "physical_bytes")
@@ -123,9 +124,14 @@ def table_rows(rows, drive, share, arms):
     return out
 
 
-def measure(args, arms, tokens, full, share, drive, env):
+def block_tokens(args, throttled, share):
+    """With twice the cache a token reads about half as much."""
+    return max(args.block, round(args.block * share / 25)) if throttled else args.block
+
+
+def measure(args, arms, block, units_wanted, full, share, drive, env):
     command = [args.inturns, args.model, "--cache-mb", f"{full * share / 100:.3f}", "--threads", str(args.threads),
-               "--warm", str(args.warm), "--tokens", str(tokens), "--block", str(args.block), "--rounds", str(args.rounds),
+               "--warm", str(args.warm), "--tokens", str(2 * block * units_wanted), "--block", str(block), "--rounds", str(args.rounds),
                *(["--text", args.text] if args.text else []), "--arm", "off="]
     for arm, options in arms.items():
         command += ["--arm", f"{arm}={options}"]
@@ -150,11 +156,11 @@ def main():
     p.add_argument("--groups", nargs="+", default=list(GROUPS), choices=list(GROUPS))
     p.add_argument("--trained", help="a file of sluice predict train")
     p.add_argument("--train-tokens", type=int, default=600)
-    p.add_argument("--tokens", type=int, default=128, help="that count, of each arm and round")
-    p.add_argument("--auto-tokens", type=int, default=256, help="of the group auto, whose first trial begins after 64")
+    p.add_argument("--units", type=int, default=12, help="pairs of blocks of each arm and round; 6 are the fewest with an interval of 95 %%")
+    p.add_argument("--auto", type=float, default=1.5, help="times as many in the group auto, whose first trial begins after 64 tokens")
     p.add_argument("--less", type=float, default=0.5, help="times as many on the throttled drive")
-    p.add_argument("--warm", type=int, default=24, help="tokens before them, after a prompt and with the cache full")
-    p.add_argument("--block", type=int, default=4, help="tokens of an arm before the next one's turn")
+    p.add_argument("--warm", type=int, default=16, help="tokens before them, after a prompt and with the cache full")
+    p.add_argument("--block", type=int, default=4, help="tokens of an arm before the next one's turn; see above for the throttled drive")
     p.add_argument("--rounds", type=int, default=1, help="times that all is made anew, in another order")
     p.add_argument("--threads", type=int, default=os.cpu_count())
     p.add_argument("--raw", help="a file that every block is added to")
@@ -167,7 +173,6 @@ def main():
     print("| " + " | ".join(TITLES) + " |\n|" + " --- |" * len(TITLES), flush=True)
     for name in args.drives:
         drive_name = name if name == "free" else f"{args.throttle:g} MiB/s"
-        less = 1 if name == "free" else args.less
         with Throttle(args.model, None if name == "free" else int(args.throttle * MIB)) as drive, tempfile.TemporaryDirectory() as verdicts:
             env = {}
             if args.probe:
@@ -177,8 +182,9 @@ def main():
             for share in args.shares:
                 for group in args.groups:
                     mine = {arm: arms[arm] for arm in GROUPS[group] if arms[arm] is not None}
-                    tokens = int((args.auto_tokens if group == "auto" else args.tokens) * less)
-                    rows = measure(args, mine, tokens, full, share, drive, env)
+                    times = (args.auto if group == "auto" else 1) * (1 if name == "free" else args.less)
+                    rows = measure(args, mine, block_tokens(args, name != "free", share), max(1, round(args.units * times)), full,
+                                   share, drive, env)
                     print("\n".join(table_rows(rows, drive_name, share, mine)), flush=True)
                     if args.raw:
                         with open(args.raw, "a", encoding="utf-8") as raw:

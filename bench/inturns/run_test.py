@@ -49,6 +49,11 @@ class Rules(unittest.TestCase):
         other = run.table_rows(blocks("off", [1, 1]) + blocks("again", [1, 1], hits=2), "free", 50, ["again"])
         self.assertIn("other counts", other[-1])
 
+    def test_blocks_of_a_throttled_drive_are_as_long_whatever_is_cached(self):
+        args = mock.Mock(block=4)
+        self.assertEqual([run.block_tokens(args, True, share) for share in (10, 25, 50, 75)], [4, 4, 8, 12])
+        self.assertEqual(run.block_tokens(args, False, 75), 4)
+
     def test_only_the_trained_arm_needs_to_be_filled_in(self):
         self.assertEqual([arm for arm, options in run.ARMS.items() if options is None], ["predict-prefetch, trained"])
         self.assertLessEqual({arm for group in run.GROUPS.values() for arm in group}, set(run.ARMS))
@@ -58,7 +63,7 @@ class Rules(unittest.TestCase):
 class Cell(unittest.TestCase):
     def run_cell(self, *options):
         command = ["run.py", "--inturns", INTURNS, "--sluice", SLUICE, "--model", MODEL, "--text", "", "--shares", "50", "--threads", "1",
-                   "--tokens", "24", "--auto-tokens", "96", "--warm", "4", "--block", "2", *options]
+                   "--units", "6", "--auto", "4", "--warm", "4", "--block", "2", *options]
         out = io.StringIO()
         with mock.patch.object(sys, "argv", command), contextlib.redirect_stdout(out):
             run.main()
