@@ -2,8 +2,10 @@
 
 #include <fmt/core.h>
 
+#include <optional>
 #include <sstream>
 
+#include "machine/mounts.h"
 #include "machine/text.h"
 
 namespace sluice::machine {
@@ -19,10 +21,36 @@ std::vector<std::string> upward(const std::string& mount, std::string group) {
     return folders;
 }
 
+bool lists(const std::string& words, const std::string& word) {
+    return fmt::format(",{},", words).find(fmt::format(",{},", word)) != std::string::npos;
+}
+
+// The mount that shows the group and the most of what is above it. In a container that can be a part of the hierarchy
+// only, with the group's name still counted from the real root, or from another place in a namespace of its own.
+std::optional<Mount> mount_with(const std::vector<Mount>& mounts, const std::string& file_system,
+                                const std::string& controller, const std::string& group) {
+    std::optional<Mount> best;
+    for (const Mount& m : mounts) {
+        if (best && m.point == best->point) best.reset();  // it lies below this one
+        if (m.file_system != file_system || (!controller.empty() && !lists(m.options, controller))) continue;
+        if (!is_below(group, m.inner) || (best && best->inner.size() <= m.inner.size())) continue;
+        best = m;
+    }
+    return best;
+}
+
+// From the group up to the root. Where no mount is known to show it, it is looked for in `usual`.
+std::vector<std::string> folders_of(const std::string& root, const std::optional<Mount>& mount,
+                                    const std::string& usual, const std::string& group) {
+    if (!mount) return upward(root + usual, group);
+    return upward(root + mount->point, mount->inner == "/" ? group : group.substr(mount->inner.size()));
+}
+
 }  // namespace
 
 std::vector<Hierarchy> hierarchies(const std::string& root, const std::string& controller) {
     std::vector<Hierarchy> found;
+    const std::vector<Mount> mounts = read_mounts(root);
     std::istringstream lines(read_text(root + "/proc/self/cgroup").value_or(""));
     std::string line;
     while (std::getline(lines, line)) {  // "number:controllers:/path"
@@ -33,9 +61,10 @@ std::vector<Hierarchy> hierarchies(const std::string& root, const std::string& c
         const std::string group = line.substr(b + 1);
         if (!group.starts_with('/')) continue;
         if (controllers.empty()) {
-            found.push_back({2, upward(root + "/sys/fs/cgroup", group)});
-        } else if (fmt::format(",{},", controllers).find(fmt::format(",{},", controller)) != std::string::npos) {
-            found.push_back({1, upward(fmt::format("{}/sys/fs/cgroup/{}", root, controller), group)});
+            found.push_back({2, folders_of(root, mount_with(mounts, "cgroup2", "", group), "/sys/fs/cgroup", group)});
+        } else if (lists(controllers, controller)) {
+            found.push_back({1, folders_of(root, mount_with(mounts, "cgroup", controller, group),
+                                           "/sys/fs/cgroup/" + controller, group)});
         }
     }
     return found;

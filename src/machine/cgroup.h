@@ -1,4 +1,4 @@
-// Owns: in which folders of /sys/fs/cgroup the limits on this process are.
+// Owns: in which folders the limits on this process are, by its groups' names and by what is mounted.
 // Keeps: a process obeys the limits of its own group and of every group above it, so all of them are listed.
 #pragma once
 

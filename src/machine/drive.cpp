@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "io/file.h"
+#include "machine/mounts.h"
 #include "machine/text.h"
 
 namespace sluice::machine {
@@ -26,52 +27,14 @@ namespace fs = std::filesystem;
 constexpr int kMostLayers = 8;
 constexpr size_t kMostDrives = 64;
 
-// mountinfo writes blanks and backslashes as "\040".
-std::string unescaped(const std::string& text) {
-    std::string out;
-    for (size_t i = 0; i < text.size(); ++i) {
-        const auto octal = [&](size_t at) { return at < text.size() && text[at] >= '0' && text[at] <= '7'; };
-        if (text[i] == '\\' && octal(i + 1) && octal(i + 2) && octal(i + 3)) {
-            out += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 + (text[i + 3] - '0'));
-            i += 3;
-        } else {
-            out += text[i];
-        }
-    }
-    return out;
-}
-
-struct Mount {
-    std::string point;
-    std::string file_system;
-    std::string source;
-};
-
-bool is_below(const std::string& path, const std::string& folder) {
-    return folder == "/" || path == folder || (path.starts_with(folder) && path[folder.size()] == '/');
-}
-
 // The mount that `path` (absolute, without links) is reached through. One with the file's own device number is better
 // than any other; then the deepest, then the last, which lies on top.
 std::optional<Mount> find_mount(const std::string& root, const std::string& path, const std::string& device) {
-    std::istringstream lines(read_text(root + "/proc/self/mountinfo").value_or(""));
     std::optional<Mount> best;
     bool best_is_device = false;
-    std::string line;
-    while (std::getline(lines, line)) {
-        // "id parent major:minor root mount-point options... - type source options"
-        std::istringstream words(line);
-        std::string id, parent, number, inner, point, word;
-        Mount m;
-        if (!(words >> id >> parent >> number >> inner >> point)) continue;
-        while (words >> word && word != "-") {
-        }
-        if (!(words >> m.file_system) || !is_name(m.file_system)) continue;
-        words >> m.source;
-        m.point = unescaped(point);
-        m.source = unescaped(m.source);
+    for (Mount& m : read_mounts(root)) {
         if (!is_below(path, m.point)) continue;
-        const bool is_device = number == device;
+        const bool is_device = m.device == device;
         if (best && (best_is_device && !is_device)) continue;
         if (best && best_is_device == is_device && m.point.size() < best->point.size()) continue;
         best = std::move(m);

@@ -16,7 +16,9 @@ struct Files {
     const char* limit;
     const char* throttle;  // above it the kernel makes the group's processes wait and reclaims; nullptr: there is none
     const char* used;
-    const char* droppable;  // key in memory.stat
+    // Key in memory.stat. Not the active file pages: rather than those the kernel swaps out what the group has in
+    // memory.
+    const char* droppable;
 };
 constexpr Files kVersion1{"/memory.limit_in_bytes", nullptr, "/memory.usage_in_bytes", "total_inactive_file "};
 constexpr Files kVersion2{"/memory.max", "/memory.high", "/memory.current", "inactive_file "};
