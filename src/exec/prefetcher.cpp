@@ -22,6 +22,7 @@ void Prefetcher::chose(const WeightRef& weight, const ggml_tensor* ids) {
     Pending& guess = pending_[weight.set];
     if (!std::exchange(guess.made, false) || ids->ne[1] != 1) return;
     for (size_t i = 0; i < guess.experts.size(); ++i) {
+        if (guess.absent[i] == 0) continue;
         const auto at = std::find(experts_.begin(), experts_.end(), guess.experts[i]);
         calibration_.note(i, at != experts_.end());
     }
@@ -65,12 +66,18 @@ void Prefetcher::look_ahead(const WeightRef& weight, RouterBook& routers, trace:
         Pending& pending = pending_[to];
         pending.made = !guesses_.empty();
         pending.experts.clear();
-        for (const route::Likely& g : guesses_) pending.experts.push_back(g.expert);
+        pending.absent.clear();
+        for (const route::Likely& g : guesses_) {
+            pending.experts.push_back(g.expert);
+            pending.absent.push_back(resident(g.expert) ? 0 : 1);
+        }
         foreseen_.clear();
         size_t rank = 0;  // chosen_ is a part of guesses_, in its order
         for (const route::Likely& g : chosen_) {
             while (pending.experts[rank] != g.expert) ++rank;
-            foreseen_.push_back({store.record(to, g.expert), calibration_.sure(rank)});
+            // A test's guesser is given half a chance, so that what it says is acted on at all.
+            const float sure = runtime.prefetch.guesser ? calibration_.sure(rank) : calibration_.proven(rank);
+            foreseen_.push_back({store.record(to, g.expert), sure});
         }
         pass.hints += fetcher.foresee(foreseen_);
     });

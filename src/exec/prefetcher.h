@@ -40,10 +40,12 @@ class Prefetcher {
     const ModelRuntime* runtime_ = nullptr;  // that last_ is of
     std::optional<route::LastChoice> last_;
     std::vector<uint32_t> experts_;
-    // By set: what its next choice was said to be, until it comes; and how sure such guesses are.
+    // By set: what its next choice was said to be, until it comes; and how sure such guesses are of experts that are
+    // not there. Those that are there are chosen far more often, and nothing is read for them.
     struct Pending {
         bool made = false;
         std::vector<uint32_t> experts;
+        std::vector<uint8_t> absent;
     };
     std::vector<Pending> pending_;
     route::Calibration calibration_;

@@ -1,5 +1,5 @@
 // Owns: how sure a guess's expert is, by its rank in the guess: as often as that rank was right so far.
-// Keeps: half where nothing is known.
+// Keeps: where nothing is known, half for who only says so, and nothing for who acts on it.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +20,12 @@ class Calibration {
         const Rank& r = ranks_[std::min(rank, kRanks - 1)];
         return static_cast<float>(r.right + 1) / static_cast<float>(r.guesses + 2);
     }
+    // The same as if it had been wrong kDoubt times before.
+    [[nodiscard]] float proven(size_t rank) const {
+        const Rank& r = ranks_[std::min(rank, kRanks - 1)];
+        return static_cast<float>(r.right) / static_cast<float>(r.guesses + kDoubt);
+    }
+    static constexpr uint64_t kDoubt = 8;
 
   private:
     static constexpr size_t kRanks = 64;  // those beyond share the last one

@@ -75,6 +75,9 @@ TEST(Calibration, ARankIsAsSureAsItWasRight) {
     EXPECT_FLOAT_EQ(c.sure(1), 0.5F);
     EXPECT_FLOAT_EQ(c.sure(2), 0.01F);
     EXPECT_FLOAT_EQ(c.sure(3), 0.5F);
+    EXPECT_FLOAT_EQ(c.proven(0), 98.0F / 106);
+    EXPECT_EQ(c.proven(2), 0);
+    EXPECT_EQ(c.proven(3), 0) << "nothing is done for a guess of which nothing is known";
     c.note(1000, false);
     EXPECT_LT(c.sure(2000), 0.5F) << "those far behind share one place";
 }
