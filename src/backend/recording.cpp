@@ -252,7 +252,11 @@ trace::Json drive_json(const ModelState& model, const std::string& path) {
 void begin_features(const ModelState& model) {
     const auto digest = model::dense_digest(model.index(), model.geometry());
     Status s = digest.status();
-    if (digest.ok()) s = state().features->begin(feature_shape(model.index(), model.geometry(), *digest));
+    if (digest.ok()) {
+        route::FeatureShape shape = feature_shape(model.index(), model.geometry(), *digest);
+        shape.lossy = fmt::format("{}", fmt::join(lossy_options(model.config()), ", "));
+        s = state().features->begin(shape);
+    }
     if (!s.ok()) log(LogLevel::warn, "--route-features stays empty: {}", s.message());
 }
 

@@ -136,13 +136,20 @@ class Features {
         auto shape = route::parse_feature_header(head);
         if (!shape.ok()) return shape.status().within(path);
         if (Status s = same_model(*shape, model); !s.ok()) return s.within(path);
+        const uint64_t begin = route::feature_header_bytes(*shape);
+        if (!shape->lossy.empty()) {
+            notes.push_back(fmt::format(
+                "{} is of a run with {}: what its routers were given is not what they are given without; what is "
+                "learned is for such runs",
+                path, shape->lossy));
+        }
         if (files_.empty()) {
             shape_ = std::move(*shape);
-        } else if (*shape != shape_) {
+        } else if (!shape->same_rows(shape_)) {
             return error(Code::conflict, "{} is of runs with another number of experts per token than {}", path,
                          asked.features[0]);
         }
-        const uint64_t begin = route::feature_header_bytes(shape_), row = route::feature_row_bytes(shape_);
+        const uint64_t row = route::feature_row_bytes(shape_);
         FeatureFile f{std::move(*file), begin, 0};
         const uint64_t there = (f.file.size() - begin) / row;
         if ((f.file.size() - begin) % row != 0)

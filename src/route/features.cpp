@@ -10,9 +10,9 @@
 namespace sluice::route {
 namespace {
 
-// "SLUICERF", version, digest of the model, sets; for each set layer, experts, those used, numbers; CRC-32C of all
-// that. Then rows: for each set 1 or 0 (its part is known), the experts that were chosen, and what its router was
-// given, two bytes for each; CRC-32C of the row. Little-endian.
+// "SLUICERF", version, digest of the model, sets; for each set layer, experts, those used, numbers; length and text of
+// the run's lossy options; CRC-32C of all that. Then rows: for each set 1 or 0 (its part is known), the experts that
+// were chosen, and what its router was given, two bytes for each; CRC-32C of the row. Little-endian.
 constexpr std::string_view kMagic = "SLUICERF";
 constexpr size_t kDigest = 16;
 constexpr size_t kBeforeSets = kMagic.size() + sizeof(uint32_t) + kDigest + sizeof(uint32_t);
@@ -23,7 +23,7 @@ constexpr uint32_t kMostExperts = 65536;  // their numbers have two bytes
 constexpr uint32_t kMostInput = 1U << 20U;
 constexpr size_t kMostRow = size_t{1} << 30U;
 
-static_assert(kBeforeSets + kMostSets * kSetBytes + kSum <= kMostFeatureHeader);
+static_assert(kBeforeSets + kMostSets * kSetBytes + sizeof(uint32_t) + kMostFeatureLossy + kSum <= kMostFeatureHeader);
 
 bool sound(const FeatureShape::Set& s) {
     return s.n_expert >= 1 && s.n_expert <= kMostExperts && s.n_used >= 1 && s.n_used <= s.n_expert &&
@@ -57,6 +57,9 @@ Result<std::string> feature_header(const FeatureShape& shape) {
         put_number(out, s.n_used);
         put_number(out, s.n_input);
     }
+    const std::string_view lossy = std::string_view(shape.lossy).substr(0, kMostFeatureLossy);
+    put_number(out, static_cast<uint32_t>(lossy.size()));
+    out += lossy;
     put_number(out, crc32c(out));
     return out;
 }
@@ -72,8 +75,14 @@ Result<FeatureShape> parse_feature_header(std::string_view head) {
     shape.model = in.take_bytes(kDigest);
     const auto sets = in.take<uint32_t>();
     if (!in.ok || sets == 0 || sets > kMostSets) return broken;
-    const size_t body = kBeforeSets + sets * kSetBytes;
+    const size_t lossy_at = kBeforeSets + sets * kSetBytes;
+    if (head.size() < lossy_at + sizeof(uint32_t)) return broken;
+    NumberReader lossy{head.substr(lossy_at)};
+    const auto lossy_bytes = lossy.take<uint32_t>();
+    if (lossy_bytes > kMostFeatureLossy) return broken;
+    const size_t body = lossy_at + sizeof(uint32_t) + lossy_bytes;
     if (head.size() < body + kSum) return broken;
+    shape.lossy = lossy.take_bytes(lossy_bytes);
     NumberReader sum{head.substr(body)};
     if (sum.take<uint32_t>() != crc32c(head.substr(0, body))) return broken;
     for (uint32_t i = 0; i < sets; ++i) {
@@ -90,7 +99,8 @@ Result<FeatureShape> parse_feature_header(std::string_view head) {
 }
 
 size_t feature_header_bytes(const FeatureShape& shape) {
-    return kBeforeSets + shape.sets.size() * kSetBytes + kSum;
+    return kBeforeSets + shape.sets.size() * kSetBytes + sizeof(uint32_t) +
+           std::min(shape.lossy.size(), kMostFeatureLossy) + kSum;
 }
 
 size_t feature_bytes(const FeatureShape::Set& set) {

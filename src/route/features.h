@@ -16,7 +16,9 @@
 namespace sluice::route {
 
 // Raised whenever a value changes its meaning.
-inline constexpr uint32_t kFeatureVersion = 1;
+inline constexpr uint32_t kFeatureVersion = 2;
+// Of the names of lossy options; what is longer is cut off.
+inline constexpr size_t kMostFeatureLossy = 4096;
 // No header is longer.
 inline constexpr size_t kMostFeatureHeader = size_t{2} << 20U;
 
@@ -30,6 +32,8 @@ struct FeatureShape {
     };
     std::string model;  // digest
     std::vector<Set> sets;
+    std::string lossy = {};  // options of the run that change what is computed, and so what routers are given
+    [[nodiscard]] bool same_rows(const FeatureShape& other) const { return model == other.model && sets == other.sets; }
     bool operator==(const FeatureShape&) const = default;
 };
 

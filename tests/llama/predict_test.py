@@ -36,7 +36,8 @@ def features(arguments, directory, plain, plain_rows):
     (sets,) = struct.unpack_from("<I", held, 28)
     shapes = [struct.unpack_from("<4I", held, 32 + 16 * s) for s in range(sets)]
     row = sum(2 * (1 + used + numbers) for _, _, used, numbers in shapes) + 4
-    body = held[32 + 16 * sets + 4:]
+    assert struct.unpack_from("<I", held, 32 + 16 * sets) == (0,), "nothing lossy was on"
+    body = held[32 + 16 * sets + 8:]
     decoded = sum(1 for r in rows if r["phase"] == 1)
     assert decoded > 3 and len(body) == decoded * row, (len(body), decoded, row)
     for token in range(1, decoded):
@@ -51,8 +52,8 @@ def features(arguments, directory, plain, plain_rows):
                                                "--ignore-eos", "-c", "512"])
     assert "has reached" in said and "--route-features-max allows more" in said, said
     size = os.path.getsize(path)
-    assert (1 << 20) - row < size <= 1 << 20 and (size - 36 - 16 * sets) % row == 0, size
-    return path, 36 + 16 * sets
+    assert (1 << 20) - row < size <= 1 << 20 and (size - 40 - 16 * sets) % row == 0, size
+    return path, 40 + 16 * sets
 
 
 def train(arguments, *rest, code=0):
@@ -98,6 +99,12 @@ def trained(arguments, directory, seen, first_row, plain, plain_rows):
     text, said, _, _ = run(arguments, record, ["--predict-prefetch", "--predict-model", gate])
     assert text == plain and f"guesses are corrected by {gate}" in said, said
 
+    # What a lossy run's routers were given is marked, and training says so; beside a file of a lossless run, too.
+    lossy = os.path.join(directory, "lossy")
+    run(arguments, record, ["--route-features", lossy, "--n-expert-used", "1", "-ub", "1", "-n", "160", "--ignore-eos", "-c", "512"])
+    text, said = train(arguments, arguments.model, lossy, "-o", lossy + ".gate", "--rank", "8", "-t", "1")
+    assert f"{lossy} is of a run with --n-expert-used 1" in text + said, (text, said)
+
     # What is not whole is refused, with what to do.
     for broken in (made[:-1], made[:100] + bytes([made[100] ^ 1]) + made[101:], b""):
         with open(bad, "wb") as file:
@@ -119,7 +126,7 @@ def trained(arguments, directory, seen, first_row, plain, plain_rows):
     with open(bad, "wb") as file:
         file.write(held[:8] + bytes([9]) + held[9:])
     _, said = train(arguments, arguments.model, bad, "-o", again, code=1)
-    assert "of version 9, not 1" in said, said
+    assert "of version 9, not 2" in said, said
     # Command lines that cannot be meant.
     train(arguments, arguments.model, seen, code=2)
     train(arguments, arguments.model, "-o", again, code=2)

@@ -24,6 +24,23 @@ TEST(Features, TheHeaderComesBack) {
     EXPECT_EQ(*back, shape());
 }
 
+TEST(Features, TheHeaderNamesWhatTheRunChanged) {
+    FeatureShape s = shape();
+    s.lossy = "--route-ahead 2, --drop-cold-experts 0.5";
+    const std::string head = *feature_header(s);
+    EXPECT_EQ(head.size(), feature_header_bytes(s));
+    const auto back = parse_feature_header(head + "rows");
+    ASSERT_TRUE(back.ok()) << back.status().message();
+    EXPECT_EQ(back->lossy, s.lossy);
+    EXPECT_NE(*back, shape());
+    EXPECT_TRUE(back->same_rows(shape()));
+    for (size_t n = 0; n < head.size(); ++n) EXPECT_FALSE(parse_feature_header(head.substr(0, n)).ok()) << n;
+    s.lossy.assign(kMostFeatureLossy + 1, 'x');
+    const auto cut = parse_feature_header(*feature_header(s));
+    ASSERT_TRUE(cut.ok()) << cut.status().message();
+    EXPECT_EQ(cut->lossy.size(), kMostFeatureLossy);
+}
+
 TEST(Features, AHeaderThatIsCutOffOrChangedIsRefused) {
     const std::string head = *feature_header(shape());
     for (size_t n = 0; n < head.size(); ++n) EXPECT_FALSE(parse_feature_header(head.substr(0, n)).ok()) << n;
