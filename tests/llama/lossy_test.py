@@ -268,7 +268,7 @@ class Serve(unittest.TestCase):
             port, metrics = a.getsockname()[1], b.getsockname()[1]
         server = subprocess.Popen([ARGS.sluice, "serve", "-m", ARGS.model, "--host", "127.0.0.1", "--port", str(port), "--metrics-port",
                                    str(metrics), "--cache-mb", "4", "-c", "512", "-t", "1", "--drop-cold-experts", "0.9",
-                                   "--n-expert-used", "3"], env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   "--n-expert-used", "3", "--route-ahead", "1", "--route-ahead-router", "full"], env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                   stderr=subprocess.PIPE)
         try:
             deadline = time.monotonic() + 120
@@ -288,11 +288,33 @@ class Serve(unittest.TestCase):
         finally:
             server.send_signal(signal.SIGINT)
             _, err = server.communicate(timeout=60)
-        for option in ("--drop-cold-experts 0.9", "--n-expert-used 3"):
+        for option in ("--drop-cold-experts 0.9", "--n-expert-used 3", "--route-ahead 1"):
             self.assertIn(f'sluice_lossy_info{{option="{option}"}} 1', told)
         self.assertRegex(told, r'sluice_dropped_total\{phase="decode"\} [1-9]')
-        self.assertIn("without --n-expert-used 3, --drop-cold-experts 0.9", err.decode())
-        self.assertRegex(err.decode(), r"lossy options: --n-expert-used 3, --drop-cold-experts 0\.9: [0-9.]+ % of \d+ routed slots dropped")
+        self.assertIn("without --n-expert-used 3, --route-ahead 1, --drop-cold-experts 0.9", err.decode())
+        self.assertRegex(err.decode(), r"lossy options: --n-expert-used 3, --route-ahead 1, --drop-cold-experts 0\.9: [0-9.]+ % of \d+ routed slots dropped")
+        self.assertRegex(told, r'sluice_ra_committed_total\{phase="decode"\} [1-9]')
+        self.assertRegex(err.decode(), r"moe-route-ahead: 1 layers early: [1-9]\d* routings committed")
+
+
+class RouteAhead(unittest.TestCase):
+    def test_bench_and_the_plugin_count_what_was_committed(self):
+        out, err = call([ARGS.sluice, "bench", "-m", ARGS.model, "-p", "0", "-n", "12", "-r", "1", "-t", "1", "--cache-mb", "4",
+                         "--route-ahead", "1"])
+        self.assertRegex(err, r"moe-route-ahead: 1 layers early: [1-9]\d* routings committed, [1-9]\d* passed through")
+        self.assertRegex(err, r"agreed with the router on [0-9.]+ % of slots")
+        with tempfile.TemporaryDirectory() as work:
+            record = os.path.join(work, "r.jsonl")
+            _, err = call([os.path.join(ARGS.llama_bin, "llama-completion"), "-m", ARGS.model, "-p", PROMPT, "-n", "12", "-c", "256",
+                           "--temp", "0", "-t", "1", "-no-cnv", "--no-warmup"],
+                          env=environment(LD_PRELOAD=ARGS.plugin, SLUICE_CACHE_MB="4", SLUICE_ROUTE_AHEAD="1", SLUICE_RECORD=record))
+            self.assertIn("without --route-ahead 1", err)
+            with open(record, encoding="utf-8") as f:
+                lines = [json.loads(line) for line in f]
+        self.assertIn("--route-ahead 1", lines[0]["lossy"])
+        rows = [r for r in lines if r.get("kind") == "row" and r["phase"] == 1]
+        for column in ("ra_committed", "ra_passed", "ra_passed_below", "ra_passed_first", "ra_slots", "ra_agreed"):
+            self.assertGreater(sum(r[column] or 0 for r in rows), 0, column)
 
 
 class Quality(unittest.TestCase):
