@@ -22,6 +22,11 @@ bool has_turns(Policy policy) {
     return policy != Policy::lru && policy != Policy::frequency;
 }
 
+// Whether the chance of a use counts.
+bool has_chances(Policy policy) {
+    return policy == Policy::reuse || policy == Policy::stall || policy == Policy::hinted;
+}
+
 }  // namespace
 
 Order::Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> class_of_record, size_t n_classes,
@@ -63,6 +68,13 @@ Order::Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> 
         short_worth_[age] = std::pow(short_keep_, static_cast<double>(age));
         long_worth_[age] = std::pow(long_keep_, static_cast<double>(age));
     }
+    if (has_chances(policy) && tuning.echo_share > 0) {
+        std::vector<uint32_t> experts(n_sets);
+        for (size_t i = 0; i < n_sets; ++i) experts[i] = set_begin_[i + 1] - set_begin_[i];
+        echo_.emplace(experts, tuning.echo_sharpness, tuning.prompt_share);
+        echoes_.assign(n, 0);
+    }
+    heard_.assign(n_sets, 0);
     cost_.assign(n_sets, 1);
     visits_.assign(n_sets, 0);
     tokens_.assign(n_sets, 0);
@@ -84,6 +96,7 @@ Order::Order(std::span<const uint32_t> set_of_record, std::span<const uint32_t> 
 
 void Order::visit(uint32_t set, uint32_t tokens, bool prompt) {
     assert(set < visits_.size());
+    if (unsettled_ != kNowhere) settle_now(false);
     now_ = set;
     ++visits_[set];
     prompt_[set] = prompt ? 1 : 0;
@@ -92,7 +105,7 @@ void Order::visit(uint32_t set, uint32_t tokens, bool prompt) {
         if (std::exchange(keeps_[set], 0) != 0) end_retention(set);
         return;
     }
-    keeps_[set] = 0;  // keys are made anew below
+    keeps_[set] = 0;  // keys are made anew when the visit's uses are known
     tokens_[set] += tokens;
     const double short_keep = tokens == 1 ? short_keep_ : std::pow(short_keep_, tokens);
     const double long_keep = tokens == 1 ? long_keep_ : std::pow(long_keep_, tokens);
@@ -101,7 +114,20 @@ void Order::visit(uint32_t set, uint32_t tokens, bool prompt) {
         short_[r] = s < kForgotten ? 0 : s;
         long_[r] = l < kForgotten ? 0 : l;
     }
+    if (echo_) echo_->visit(set, tokens, prompt);
+    unsettled_ = set;
+}
+
+// `wanted`: somebody may have to go of those who are not in the order yet.
+void Order::settle_now(bool wanted) {
+    const uint32_t set = std::exchange(unsettled_, kNowhere);
     std::vector<RecordId>& heap = groups_[group_of_set_[set]].heap;
+    if (echo_) {
+        echo_->listen(set);
+        const uint32_t first = set_begin_[set];
+        if (wanted || !heap.empty())
+            heard_[set] = echo_->expect(set, std::span(echoes_).subspan(first, set_begin_[set + 1] - first)) ? 1 : 0;
+    }
     for (const RecordId r : heap) key_[r] = key(r);
     std::make_heap(heap.begin(), heap.end(), [&](RecordId a, RecordId b) { return goes_before(b, a); });
     for (uint32_t i = 0; i < heap.size(); ++i) place_[heap[i]] = i;
@@ -116,14 +142,16 @@ void Order::use(RecordId record, uint32_t age) {
         short_[record] += share * short_worth_[age];
         long_[record] += share * long_worth_[age];
     }
+    if (echo_) echo_->use(set, record - set_begin_[set], age);
     if (used_in_[record] != visits_[set]) ++uses_[record];
     used_in_[record] = visits_[set];
     due_[record] = kNever;
 }
 
 double Order::chance(RecordId record) const {
-    const double p = tuning_.short_share * (1 - short_keep_) * short_[record] +
-                     (1 - tuning_.short_share) * (1 - long_keep_) * long_[record];
+    double p = tuning_.short_share * (1 - short_keep_) * short_[record] +
+               (1 - tuning_.short_share) * (1 - long_keep_) * long_[record];
+    if (heard_[set_of_[record]] != 0) p = (1 - tuning_.echo_share) * p + tuning_.echo_share * echoes_[record];
     return std::min(1.0, p + kLeastChance);
 }
 
@@ -257,6 +285,7 @@ void Order::add(RecordId record, bool came) {
 
 void Order::add_late(RecordId record) {
     assert(place_[record] == kNowhere);
+    settle();
     Group& group = groups_[group_of(record)];
     key_[record] = key(record);
     group.heap.push_back(record);

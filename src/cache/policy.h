@@ -2,11 +2,13 @@
 // Keeps: the order is a function of the calls alone; nothing allocates after construction; what a policy has learned of
 // a record stays when the record goes.
 //
+// What `reuse` knows of the past is told by two sums for each record, and by cache/echo.h.
+//
 // Time is counted in visits of a record's own set (the experts of one layer), not in passes through the model: halfway
 // through a token, an expert of a layer that has had its turn is not younger than one whose turn is still to come. Each
-// set keeps its records in a heap, rebuilt when the set is visited, which is when their keys change; across sets the
-// first of each are compared. A decision takes O(sets + log slots), 3 ns for each set, a visit O(experts
-// of the set).
+// set keeps its records in a heap, rebuilt once in a visit, when its uses are known, which is when their keys change;
+// across sets the first of each are compared. A decision takes O(sets + log slots), 3 ns for each set, a visit
+// O(experts of the set), and O(tokens that Echo remembers) if it listens.
 #pragma once
 
 #include <array>
@@ -17,6 +19,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "cache/echo.h"
 
 namespace sluice::cache {
 
@@ -24,11 +27,12 @@ namespace sluice::cache {
 enum class Policy : uint8_t {
     lru,        // who was released longest ago: the control
     frequency,  // who was used least, where a use counts half after kHalfLife visits
-    reuse,      // whose next use is farthest: from how often and how lately it was used, and when its layer's turn is
-    stall,      // the same, weighed by what waiting for a byte of it would cost (Order::set_cost); among records of one
-                // size that is `reuse`
-    hinted,     // as reuse, but who was told when the next use is goes by that (Order::hint)
-    lfru,       // the longest time since its last use by number of uses, those before it was evicted too
+    reuse,   // whose next use is farthest: from how often and how lately it was used, what followed when routers chose
+             // as they do now, and when its layer's turn is
+    stall,   // the same, weighed by what waiting for a byte of it would cost (Order::set_cost); among records of one
+             // size that is `reuse`
+    hinted,  // as reuse, but who was told when the next use is goes by that (Order::hint)
+    lfru,    // the longest time since its last use by number of uses, those before it was evicted too
     age_count,  // the same, with uses since it came
     staleness,  // of the layer whose turn is farthest; there, who was released longest ago
 };
@@ -48,14 +52,17 @@ constexpr std::optional<Policy> policy_named(std::string_view name) {
 inline constexpr double kHalfLife = 12;
 
 // What `reuse` believes. The chance that a record is used in its layer's next visit is taken from two sums over its
-// uses in which old ones count less: one that forgets within a token or two, and one that remembers a few dozen. How
-// these were chosen, and what other values do: docs/results/cache-policy.md.
+// uses in which old ones count less, one that forgets within a token or two, and one that remembers a few dozen; and
+// from what followed on tokens that chose alike (cache/echo.h). How these were chosen, and what other values do:
+// docs/results/cache-policy.md.
 struct Tuning {
     double short_half_life = 0.5;
-    double long_half_life = 14;
-    double short_share = 0.2;   // of the estimate; the rest is the long sum's
+    double long_half_life = 10;
+    double short_share = 0.2;   // of what the sums tell; the rest is the long one's
     double phase = 2;           // how much the place of the layer's turn counts, in visits for a whole round
     double prompt_share = 0.5;  // what a use by a token of the prompt counts
+    double echo_share = 0.4;    // of the estimate: what followed on tokens that chose alike; 0: nobody listens
+    double echo_sharpness = 8;  // how much more a token counts that chose alike (Echo)
 };
 
 class Order {
@@ -69,6 +76,11 @@ class Order {
     void visit(uint32_t set, uint32_t tokens, bool prompt);
     // A token of this visit uses the record; `age`: how many tokens of the visit come after it.
     void use(RecordId record, uint32_t age);
+    // The visit's uses are told, and somebody may have to go: orders its set anew. Until then the order of that set is
+    // the one before. Adding a record does it, too; the next visit, if nobody has.
+    void settle() {
+        if (unsettled_ != kNowhere) settle_now(true);
+    }
     // Whether the record was used in its set's present visit.
     [[nodiscard]] bool used_now(RecordId record) const { return used_in_[record] == visits_[set_of_[record]]; }
 
@@ -132,6 +144,7 @@ class Order {
     [[nodiscard]] bool goes_before(RecordId a, RecordId b) const {
         return key_[a] != key_[b] ? key_[a] > key_[b] : released_[a] < released_[b];
     }
+    void settle_now(bool wanted);
     void rekey(RecordId record);
     void end_retention(uint32_t set);
     void put(Group& group, uint32_t place, RecordId record);
@@ -156,7 +169,11 @@ class Order {
     std::vector<uint8_t> prompt_;   // by set: its present visit is one of a prompt
     std::vector<uint8_t> decided_;  // by set: what its next visit uses is known
     std::vector<uint8_t> keeps_;    // by set: records of it were retained for its next visit
+    std::optional<Echo> echo_;      // of policies that ask for the chance of a use
+    std::vector<double> echoes_;    // by record: the chance it gave when the set was settled last
+    std::vector<uint8_t> heard_;    // by set: it did
     uint32_t now_ = 0;              // set visited last
+    uint32_t unsettled_ = kNowhere;
     uint64_t releases_ = 0;
 
     // By record.

@@ -286,6 +286,7 @@ SlotId SlotCache::take_slot(Class& cls, RecordId record, Seat seat) {
 SlotId SlotCache::lease(RecordId record, Seat seat) {
     assert(record < slot_of_.size());
     Class& cls = classes_[class_of_record_[record]];
+    if (!cls.complete) order_.settle();
     SlotId s = slot_of_[record];
     if (s != kNoSlot) {
         if (slots_[s].leases == 0) end_rest(cls, s);

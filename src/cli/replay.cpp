@@ -84,14 +84,17 @@ Status tune(cache::Tuning& tuning, const std::string& text) {
                               : name == "share"  ? &tuning.short_share
                               : name == "phase"  ? &tuning.phase
                               : name == "prompt" ? &tuning.prompt_share
+                              : name == "echo"   ? &tuning.echo_share
+                              : name == "sharp"  ? &tuning.echo_sharpness
                                                  : nullptr;
         const bool half_life = name == "short" || name == "long";
         if (field == nullptr || !value || !(*value >= (half_life ? 0.01 : 0.0)) || *value > 1e6 ||
-            (name == "share" && *value > 1))
-            return error(Code::invalid_argument,
-                         "--tune {}: short=, long= (half-lives in tokens), share= (of the short one, 0 to 1), phase=, "
-                         "prompt=",
-                         part);
+            ((name == "share" || name == "echo") && *value > 1) || (name == "sharp" && *value > 100))
+            return error(
+                Code::invalid_argument,
+                "--tune {}: short=, long= (half-lives in tokens), share= (of the short one, 0 to 1), phase=, "
+                "prompt=, echo= (share of what followed on tokens that chose alike, 0 to 1), sharp= (0 to 100)",
+                part);
         *field = *value;
     }
     return {};

@@ -59,11 +59,15 @@ TEST(Policy, ReuseIsTheOrderOfTheExpectedWait) {
         double quick = 0, slow = 0;
     };
     std::vector<Sums> sums(kSets * kExperts);
+    Echo echo(std::vector<uint32_t>(kSets, kExperts), tuning.echo_sharpness, tuning.prompt_share);
+    std::vector<double> echoes(kSets * kExperts);
+    std::vector<bool> heard(kSets, false);
     for (int round = 0; round < 300; ++round) {
         for (uint32_t set = 0; set < kSets; ++set) {
             const uint32_t tokens = 1 + random(3);
             const bool prompt = random(8) == 0;
             order.visit(set, tokens, prompt);
+            echo.visit(set, tokens, prompt);
             for (uint32_t e = 0; e < kExperts; ++e) {
                 Sums& s = sums[set * kExperts + e];
                 s.quick *= std::exp2(-static_cast<double>(tokens) / tuning.short_half_life);
@@ -73,16 +77,21 @@ TEST(Policy, ReuseIsTheOrderOfTheExpectedWait) {
                 const RecordId r = set * kExperts + std::min(random(kExperts), random(kExperts));
                 const uint32_t age = random(tokens);
                 order.use(r, age);
+                echo.use(set, r - set * kExperts, age);
                 const double share = prompt ? tuning.prompt_share : 1;
                 sums[r].quick += share * std::exp2(-static_cast<double>(age) / tuning.short_half_life);
                 sums[r].slow += share * std::exp2(-static_cast<double>(age) / tuning.long_half_life);
             }
+            echo.listen(set);
+            heard[set] = echo.expect(set, std::span(echoes).subspan(size_t{set} * kExperts, kExperts));
+            order.settle();
             for (RecordId r = 0; r < kSets * kExperts; ++r) {
                 if (random(2) == 0) order.add(r, false);
             }
             const auto wait = [&](RecordId r) {
-                const double p = tuning.short_share * (1 - std::exp2(-1 / tuning.short_half_life)) * sums[r].quick +
-                                 (1 - tuning.short_share) * (1 - std::exp2(-1 / tuning.long_half_life)) * sums[r].slow;
+                double p = tuning.short_share * (1 - std::exp2(-1 / tuning.short_half_life)) * sums[r].quick +
+                           (1 - tuning.short_share) * (1 - std::exp2(-1 / tuning.long_half_life)) * sums[r].slow;
+                if (heard[r / kExperts]) p = (1 - tuning.echo_share) * p + tuning.echo_share * echoes[r];
                 const uint32_t ahead = (r / kExperts + kSets - set - 1) % kSets + 1;
                 return 1 / std::min(1.0, p + 1e-6) - 1 + tuning.phase * ahead / kSets;
             };

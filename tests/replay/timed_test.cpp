@@ -201,9 +201,10 @@ TEST(TimedReplay, GuessesAreActedOnWhileThatPays) {
     EXPECT_EQ(again.wall, turns.wall);
 }
 
-// Reading early what a layer is sure to choose costs no bytes: real routes, caches of a usual size, a drive that is
-// hard pressed and one that is not. What is read early is used, and nothing is read twice.
-TEST(TimedReplay, CommittedChoicesAreReadEarlyAtNoCost) {
+// Reading early what a layer is sure to choose costs next to no bytes: real routes, caches of a usual size, a drive
+// that is hard pressed and one that is not. It is not nothing, since who leaves is chosen before the layers between
+// have told what they resemble. What is read early is used, and nothing is read twice.
+TEST(TimedReplay, CommittedChoicesAreReadEarlyAtNextToNoCost) {
     for (const std::string name : {"qwen", "gemma", "gptoss"}) {
         const auto routes = read_routes(std::string(SLUICE_SOURCE_DIR) + "/tests/replay/routes/" + name + ".csv");
         ASSERT_TRUE(routes.ok()) << routes.status().message();
@@ -221,7 +222,7 @@ TEST(TimedReplay, CommittedChoicesAreReadEarlyAtNoCost) {
                     rule.committed_layers = ahead;
                     const Timed early = timed_at(*routes, all / 100 * static_cast<uint64_t>(percent), d, c, rule);
                     const std::string where = fmt::format("{} {} % {} GB/s N {}", name, percent, speed, ahead);
-                    EXPECT_LE(static_cast<double>(early.read_bytes), 1.01 * static_cast<double>(late.read_bytes))
+                    EXPECT_LE(static_cast<double>(early.read_bytes), 1.02 * static_cast<double>(late.read_bytes))
                         << where;
                     EXPECT_GT(early.early_bytes, early.read_bytes / 5) << where;
                     EXPECT_GE(static_cast<double>(early.early_used), 0.97 * static_cast<double>(early.early_bytes))
