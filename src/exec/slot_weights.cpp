@@ -22,6 +22,7 @@ ggml_tensor* weight_view(Launch& launch, const ggml_tensor* original, const Weig
 }  // namespace
 
 bool has_panel_kernel(ggml_type type) {
+#if defined(__x86_64__)
     switch (type) {
         case GGML_TYPE_IQ1_S:
         case GGML_TYPE_IQ1_M:
@@ -30,12 +31,15 @@ bool has_panel_kernel(ggml_type type) {
         case GGML_TYPE_IQ2_S:
         case GGML_TYPE_IQ3_XXS:
         case GGML_TYPE_IQ3_S:
-        case GGML_TYPE_IQ4_NL:
         case GGML_TYPE_IQ4_XS:
             return true;
         default:
             return false;
     }
+#else
+    (void)type;
+    return false;
+#endif
 }
 
 Window window_over(const WeightRef& weight, std::span<const RecordId> records) {

@@ -18,7 +18,8 @@ namespace sluice::exec {
 // call, plus 8 per slot and row reserved), and at this width it still costs less than one more node per expert.
 inline constexpr int64_t kMaxWindow = 2048;
 
-// From kPanelRows rows of one expert on, ggml's IQ kernels use other arithmetic, but only over contiguous weights.
+// From kPanelRows rows of one expert on, ggml computes these types with other arithmetic, but only over contiguous
+// weights, and only on x86 (its iqp.cpp; IQ4_NL is none of them).
 bool has_panel_kernel(ggml_type type);
 inline constexpr size_t kPanelRows = 8;
 
