@@ -3,14 +3,18 @@
 // Keeps: the reference runs in this very process before Sluice is started, so both sides share one binary; a case that
 // did not run counts as a failure.
 //
-// Usage: identity MODEL [--full | --pick K] [--all-modes] [--n-prompt N] [--n-decode N] [--n-seq N] [--no-pool] [--way
-// WAY]
-//        identity --check-picks N
+// Usage: identity MODEL [--full | --cover K | --pick K] [--cases N] [--all-modes] [--n-prompt N] [--n-decode N]
+//                 [--n-seq N] [--no-pool] [--way WAY]
+//        identity --check-picks N [--cases N] | --check-cover N
 //   --full      all of repack x threads x flash attention x cache size, each in one mode by turns and, with reads that
 //               end in a drawn order, at every wave width in both ways of reading a prompt
-//   --all-modes each of these in every mode, not in one of them by turns
+//   --all-modes each of these in every mode, not in one of them by turns: the whole product
+//   --cover K   every mode once, each with other flags and another size for each K: one model meets all modes, all
+//   flags
+//               and all sizes, and forty of them the whole product
 //   --pick K    three cases, other ones for each K; fourteen picks in a row meet all flags and sizes (default 0)
-//   --check-picks N  runs nothing: whether the first N picks meet all flags, sizes and modes
+//   --cases N   that many cases in a pick, not three
+//   --check-picks N, --check-cover N  run nothing: whether the first N meet what they should
 //   --way W     where experts are read from: sums (the model with checksums), packed (a pack beside it),
 //               reclaimed (a pack, and the model without its experts), gguf (the model, although there is a pack),
 //               mirrored (two copies that share the reads)
@@ -192,8 +196,14 @@ struct Choice {
 constexpr int kFlags = 8;
 constexpr int kPerPick = 3;
 constexpr Choice kFullSet{.begin = 0, .end = kFlags * 5, .matrix = true};
-constexpr Choice pick_of(int k) {
-    return {.begin = k * kPerPick, .end = (k + 1) * kPerPick};
+constexpr Choice pick_of(int k, int n_cases) {
+    return {.begin = k * n_cases, .end = (k + 1) * n_cases};
+}
+
+Case case_of(int n, size_t mode, const std::vector<Budget>& sizes, bool may_guess) {
+    const Flags flags{.repack = (n & 1) != 0, .threads = (n & 2) != 0 ? 2 : 1, .flash = (n & 4) != 0};
+    return {flags, sizes[static_cast<size_t>(n) % sizes.size()], kModes[mode], n % 3 == 1 && may_guess,
+            static_cast<uint64_t>(n) * std::size(kModes) + mode};
 }
 
 // The numbers of flags and sizes have no common factor, so fourteen picks in a row meet all pairs of these two; the
@@ -202,15 +212,22 @@ std::vector<Case> cases_of(const Choice& choice, const std::vector<Budget>& size
     std::vector<Case> cases;
     const int n_sizes = static_cast<int>(sizes.size());
     for (int n = choice.begin; n < choice.end; ++n) {
-        const Flags flags{.repack = (n & 1) != 0, .threads = (n & 2) != 0 ? 2 : 1, .flash = (n & 4) != 0};
-        const Budget& size = sizes[static_cast<size_t>(n % n_sizes)];
         const auto turn = static_cast<size_t>(n + n / n_sizes) % std::size(kModes);
         for (size_t m = 0; m < std::size(kModes); ++m) {
             if (choice.all_modes || m == turn || (choice.matrix && kModes[m].matrix))
-                cases.push_back({flags, size, kModes[m], n % 3 == 1 && may_guess,
-                                 static_cast<uint64_t>(n) * std::size(kModes) + m});
+                cases.push_back(case_of(n, m, sizes, may_guess));
         }
     }
+    return cases;
+}
+
+// Every mode once. Nine has no factor in common with the number of flags and sizes, so the modes of one model are at
+// different ones of these, and each mode moves on by one from one model to the next.
+std::vector<Case> covering(int k, const std::vector<Budget>& sizes, bool may_guess) {
+    std::vector<Case> cases;
+    const int n_products = kFlags * static_cast<int>(sizes.size());
+    for (size_t m = 0; m < std::size(kModes); ++m)
+        cases.push_back(case_of((k + 9 * static_cast<int>(m)) % n_products, m, sizes, may_guess));
     return cases;
 }
 
@@ -347,45 +364,86 @@ std::vector<Budget> budgets(const sluice::model::Geometry& g) {
             {"everything", UINT64_MAX / 4}};
 }
 
-// Whether the first picks meet every pair of flags and size, and every mode; of the drawn matrix, every mode with and
-// without repacking and with one thread and two.
-int check_picks(int n_picks) {
-    const std::vector<Budget> sizes = budgets({});
-    std::set<std::pair<Flags, std::string>> pairs;
+// What some cases meet.
+struct Met {
+    std::set<Flags> flags;
+    std::set<std::string> sizes;
     std::set<std::string> modes;
-    std::set<std::tuple<std::string, bool, int>> drawn;
+    std::set<std::pair<Flags, std::string>> pairs;                   // of flags and size
+    std::set<std::tuple<std::string, Flags, std::string>> products;  // of mode, flags and size
+    std::set<std::tuple<std::string, bool, int>> drawn;              // of the drawn matrix
+    void add(const Case& c) {
+        flags.insert(c.flags);
+        sizes.insert(c.size.name);
+        modes.insert(c.mode.name);
+        pairs.emplace(c.flags, c.size.name);
+        products.emplace(c.mode.name, c.flags, c.size.name);
+        if (c.mode.matrix) drawn.emplace(c.mode.name, c.flags.repack, c.flags.threads);
+    }
+};
+
+// Whether the first picks meet every pair of flags and size, and every mode; of the drawn matrix, if there are enough
+// of them for that, every mode with and without repacking and with one thread and two.
+int check_picks(int n_picks, int n_cases) {
+    const std::vector<Budget> sizes = budgets({});
+    Met met;
     for (int k = 0; k < n_picks; ++k) {
-        for (const Case& c : cases_of(pick_of(k), sizes, false)) {
-            pairs.emplace(c.flags, c.size.name);
-            modes.emplace(c.mode.name);
-            if (c.mode.matrix) drawn.emplace(c.mode.name, c.flags.repack, c.flags.threads);
-        }
+        for (const Case& c : cases_of(pick_of(k, n_cases), sizes, false)) met.add(c);
     }
     const auto n_matrix = static_cast<size_t>(
         std::count_if(std::begin(kModes), std::end(kModes), [](const Mode& m) { return m.matrix; }));
+    const size_t n_pairs = kFlags * sizes.size();
+    const bool enough = static_cast<size_t>(n_picks) * static_cast<size_t>(n_cases) >= 4 * n_pairs;
     std::printf(
         "%d picks: %zu of %zu flags and sizes, %zu of %zu modes, %zu of %zu drawn orders by repacking and threads\n",
-        n_picks, pairs.size(), kFlags * sizes.size(), modes.size(), std::size(kModes), drawn.size(), 4 * n_matrix);
-    return pairs.size() == kFlags * sizes.size() && modes.size() == std::size(kModes) && drawn.size() == 4 * n_matrix
+        n_picks, met.pairs.size(), n_pairs, met.modes.size(), std::size(kModes), met.drawn.size(), 4 * n_matrix);
+    return met.pairs.size() == n_pairs && met.modes.size() == std::size(kModes) &&
+                   (!enough || met.drawn.size() == 4 * n_matrix)
                ? 0
                : 1;
+}
+
+// Whether each of the first models meets all modes, all flags and all sizes, and all of them together the whole
+// product.
+int check_cover(int n_models) {
+    const std::vector<Budget> sizes = budgets({});
+    Met met;
+    int lacking = 0;
+    for (int k = 0; k < n_models; ++k) {
+        Met of_this;
+        for (const Case& c : covering(k, sizes, false)) {
+            met.add(c);
+            of_this.add(c);
+        }
+        if (of_this.modes.size() != std::size(kModes) || of_this.flags.size() != kFlags ||
+            of_this.sizes.size() != sizes.size())
+            ++lacking;
+    }
+    const size_t n_products = std::size(kModes) * kFlags * sizes.size();
+    std::printf("%d models: %zu of %zu products of mode, flags and size; %d models lack something\n", n_models,
+                met.products.size(), n_products, lacking);
+    return met.products.size() == n_products && lacking == 0 ? 0 : 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc == 3 && std::string_view(argv[1]) == "--check-picks") return check_picks(std::stoi(argv[2]));
+    const auto is = [&](int i, const char* text) { return i + 1 < argc && std::string_view(argv[i]) == text; };
+    if (is(1, "--check-picks"))
+        return check_picks(std::stoi(argv[2]), is(3, "--cases") ? std::stoi(argv[4]) : kPerPick);
+    if (is(1, "--check-cover")) return check_cover(std::stoi(argv[2]));
     if (argc < 2) {
         std::fprintf(stderr,
-                     "usage: identity MODEL [--full | --pick K] [--all-modes] [--n-prompt N] [--n-decode N] [--n-seq "
-                     "N] [--no-pool] "
-                     "[--way W]\n");
+                     "usage: identity MODEL [--full | --cover K | --pick K] [--cases N] [--all-modes] [--n-prompt N] "
+                     "[--n-decode N] [--n-seq N] [--no-pool] [--way W]\n");
         return 2;
     }
     const char* path = argv[1];
     bool full = false;
     bool all_modes = false;
     int pick = 0;
+    int cover = -1;
+    int n_cases = kPerPick;
     std::string way;
     Workload work;
     for (int i = 2; i < argc; ++i) {
@@ -407,6 +465,8 @@ int main(int argc, char** argv) {
             continue;
         }
         int* field = a == "--pick"       ? &pick
+                     : a == "--cover"    ? &cover
+                     : a == "--cases"    ? &n_cases
                      : a == "--n-prompt" ? &work.n_prompt
                      : a == "--n-decode" ? &work.n_decode
                      : a == "--n-seq"    ? &work.n_seq
@@ -436,9 +496,11 @@ int main(int argc, char** argv) {
         nullptr);
     llama_backend_init();
 
-    Choice choice = full ? kFullSet : pick_of(pick);
+    Choice choice = full ? kFullSet : pick_of(pick, n_cases);
     choice.all_modes = all_modes;
-    const std::vector<Case> cases = cases_of(choice, budgets(*geometry), work.n_seq == 1);
+    const std::vector<Budget> sizes = budgets(*geometry);
+    const std::vector<Case> cases =
+        cover >= 0 ? covering(cover, sizes, work.n_seq == 1) : cases_of(choice, sizes, work.n_seq == 1);
 
     std::map<Flags, Outcome> stock;
     for (const Case& c : cases) {
