@@ -11,6 +11,7 @@
 
 #include "backend/recording.h"
 #include "base/clock.h"
+#include "base/same_file.h"
 #include "base/text.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
@@ -75,11 +76,36 @@ size_t page_width() {
     return std::clamp<size_t>(terminal_columns(STDOUT_FILENO).value_or(100), 60, 140);
 }
 
+Result<std::string> usual_directory() {
+    auto directory = machine::gate_directory();
+    return directory.ok() ? std::move(directory)
+                          : directory.status().within("nowhere to keep the verdict (--out FILE names a place)");
+}
+
+// Known before the long work.
+Status check_place(const std::string& out, const std::vector<std::string>& arguments) {
+    if (out.empty()) {
+        const auto directory = usual_directory();
+        if (!directory.ok()) return directory.status();
+        // It is made when there is a verdict; a failed gate leaves nothing.
+        fs::path there = fs::absolute(*directory);
+        std::error_code none;
+        while (!fs::exists(there, none) && there.has_relative_path()) there = there.parent_path();
+        if (!fs::is_directory(there, none))
+            return error(Code::io_error, "cannot create {}: {} is no directory; --out FILE names another place",
+                         *directory, there.string());
+        return store::check_replaceable(store::Files::system(), (there / "verdict.json").string());
+    }
+    if (std::any_of(arguments.begin(), arguments.end(), [&](const std::string& a) { return same_file(a, out); }))
+        return error(Code::invalid_argument, "{} is not a place to write to: it is what is measured", out);
+    return store::check_replaceable(store::Files::system(), out);
+}
+
 Result<std::string> keep(const machine::GateVerdict& verdict, const std::string& text, std::string path) {
     std::error_code ec;
     if (path.empty()) {
-        const auto directory = machine::gate_directory();
-        if (!directory.ok()) return directory.status().within("nowhere to keep the verdict (--out FILE names a place)");
+        const auto directory = usual_directory();
+        if (!directory.ok()) return directory.status();
         fs::create_directories(*directory, ec);
         if (ec)
             return error(Code::io_error, "cannot create {}: {}; --out FILE names another place", *directory,
@@ -128,10 +154,7 @@ int gate_command(std::vector<std::string> arguments) {
                         arguments.begin() + static_cast<std::ptrdiff_t>(i) + 2);
         break;
     }
-    if (!out.empty()) {
-        // Known before the long work.
-        if (const auto place = store::replaceable(out); !place.ok()) return fail(place.status(), kFailed);
-    }
+    if (Status s = check_place(out, arguments); !s.ok()) return fail(s, kFailed);
 
     catch_interrupts();
     ProgressBar bar(fmt::format("gate {}", gate->name));

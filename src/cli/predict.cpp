@@ -68,12 +68,6 @@ Result<Asked> parse(std::vector<std::string> arguments) {
 
 // Known before the long work.
 Status check_place(const Asked& asked) {
-    const auto place = store::replaceable(asked.out);
-    if (!place.ok()) return place.status();
-    const std::filesystem::path folder = std::filesystem::path(*place).parent_path();
-    std::error_code none;
-    if (!folder.empty() && !std::filesystem::is_directory(folder, none))
-        return error(Code::not_found, "{} cannot be written: there is no directory {}", asked.out, folder.string());
     std::vector<std::string> inputs = asked.training.features;
     inputs.push_back(asked.training.model);
     std::error_code ec;
@@ -83,10 +77,10 @@ Status check_place(const Asked& asked) {
     }
     // A slip of the hand must not cost a model.
     std::array<char, 4> head{};
-    if (std::ifstream(*place, std::ios::binary).read(head.data(), head.size()) &&
+    if (std::ifstream(asked.out, std::ios::binary).read(head.data(), head.size()) &&
         std::string_view(head.data(), head.size()) == "GGUF")
         return error(Code::invalid_argument, "{} is a model: it is not overwritten", asked.out);
-    return {};
+    return store::check_replaceable(store::Files::system(), asked.out);
 }
 
 std::string percent(uint64_t part, uint64_t all) {

@@ -145,6 +145,9 @@ int verify_model(const Asked& asked, io::Engine& engine) {
         return true;
     };
     if (asked.write) {
+        // Known before all is read.
+        if (Status s = store::check_replaceable(store::Files::system(), store::sums_path(*index)); !s.ok())
+            return fail(s, kFailed);
         auto source = store::describe(*index, *geometry);
         if (!source.ok()) return fail(source.status(), kFailed);
         auto sums = store::compute_sums(*store, engine, progress);

@@ -202,6 +202,18 @@ Result<std::string> replaceable(const std::string& path) {
                  kind_of(st.st_mode));
 }
 
+Status check_replaceable(Files& files, const std::string& path) {
+    const auto target = replaceable(path);
+    if (!target.ok()) return target.status();
+    std::error_code none;
+    if (const std::string folder = directory_of(*target); !std::filesystem::is_directory(folder, none))
+        return error(Code::not_found, "{} cannot be written: there is no directory {}", path, folder);
+    const auto out = open_beside(files, *target);
+    if (!out.ok()) return out.status();
+    const int e = files.remove(out->path());
+    return e == 0 ? Status() : failed("remove", out->path(), e);
+}
+
 Status replace_file(Files& files, const std::string& path, std::span<const std::byte> bytes) {
     const auto target = replaceable(path);
     if (!target.ok()) return target.status();

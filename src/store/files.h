@@ -75,6 +75,9 @@ class OutputFile {
 // nothing is there yet. Error invalid_argument, in words, if a device, a pipe, a socket or a directory is there: that
 // is never replaced. For who wants to know before long work.
 Result<std::string> replaceable(const std::string& path);
+// Whether replace_file could give `path` bytes now: makes the file that it would write beside it, and removes that. For
+// who is going to work for long before there is something to write.
+Status check_replaceable(Files& files, const std::string& path);
 // `path`, or what it leads to as a symbolic link, has these bytes, durably, or what it had before. Leaves no other file
 // behind unless the process dies.
 Status replace_file(Files& files, const std::string& path, std::span<const std::byte> bytes);

@@ -101,7 +101,10 @@ import json, sys
 v = json.load(open(sys.argv[1]))
 assert v["verdict"] == "yes" and not any("no checksums" in n for n in v["notes"]), v
 PY
-fails_saying "the model is no place for a verdict" 1 "it is what was measured" "$sluice" gate c "$work/copy.gguf" --quick --prompt 5 --decode 1 --out "$work/copy.gguf"
+fails_saying "a verdict in no directory, before the model is looked at" 1 "there is no directory" "$sluice" gate c "$work/no-model" --out "$work/none/v.json"
+ln -s /dev/null "$work/no-cache"
+fails_saying "nor where none can be made" 1 "cannot create" env SLUICE_CACHE_DIR="$work/no-cache" "$sluice" gate c "$work/no-model"
+fails_saying "the model is no place for a verdict" 1 "it is what is measured" "$sluice" gate c "$work/copy.gguf" --quick --prompt 5 --decode 1 --out "$work/copy.gguf"
 check "it is whole" cmp "$model" "$work/copy.gguf"
 check "--out and --json" "$sluice" gate c -m "$model" --quick --prompt 5 --decode 1 --out "$work/v.json" --json
 cp "$work/out" "$work/printed"

@@ -89,6 +89,24 @@ TEST_F(ReplaceFile, ALinkStaysAndWhatItLeadsToIsReplaced) {
     EXPECT_TRUE(fs::is_symlink(at("round")));
 }
 
+TEST_F(ReplaceFile, WhetherItWillWorkIsKnownBeforeAndLeavesNothing) {
+    EXPECT_TRUE(check_replaceable(Files::system(), at("new")).ok());
+    EXPECT_EQ(names(), 1U) << "the directory sub, and nothing that was only tried";
+    ASSERT_TRUE(put(at("old"), "old").ok());
+    EXPECT_TRUE(check_replaceable(Files::system(), at("old")).ok());
+    EXPECT_EQ(text_of(at("old")), "old");
+    EXPECT_EQ(names(), 2U);
+    const Status nowhere = check_replaceable(Files::system(), at("none/new"));
+    EXPECT_EQ(nowhere.code(), Code::not_found);
+    EXPECT_NE(nowhere.message().find("there is no directory " + at("none")), std::string::npos) << nowhere.message();
+    EXPECT_FALSE(check_replaceable(Files::system(), at("sub")).ok()) << "a directory";
+    class Forbidden final : public Files {
+        int open(const std::string&, int, int&) override { return EACCES; }
+    } forbidden;
+    const Status s = check_replaceable(forbidden, at("new"));
+    EXPECT_NE(s.message().find("Permission denied"), std::string::npos) << s.message();
+}
+
 TEST_F(ReplaceFile, OnlyFilesAreReplaced) {
     ASSERT_EQ(::mkfifo(at("pipe").c_str(), 0600), 0);
     fs::create_symlink("pipe", at("link"));
