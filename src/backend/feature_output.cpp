@@ -36,24 +36,29 @@ route::FeatureShape feature_shape(const model::GgufIndex& index, const model::Ge
 }
 
 FeatureOutput::~FeatureOutput() {
-    if (!begun() || rows_ > 0) return;
+    if (!begun() || rows_ > 0 || !why_none_.ok()) return;
     log(LogLevel::warn,
         "{} has no tokens: none was computed alone (of prompts that takes -b 1 -ub 1; of generated ones the last is "
         "not computed)",
         file_->path());
 }
 
-Status FeatureOutput::begin(const route::FeatureShape& shape) {
-    if (begun()) return {};
+void FeatureOutput::begin(const route::FeatureShape& shape) {
+    if (begun() || !why_none_.ok()) return;
     const auto header = route::feature_header(shape);
-    if (!header.ok()) return header.status();
+    if (!header.ok()) return refuse(header.status());
     shape_ = shape;
     row_.emplace(shape_);
     bytes_ = header->size();
-    return file_->write(*header);
+    why_none_ = file_->write(*header);
+}
+
+void FeatureOutput::refuse(Status why) {
+    if (!begun() && why_none_.ok()) why_none_ = std::move(why).within("--route-features");
 }
 
 Status FeatureOutput::row(const trace::Row& row, const trace::Pass& pass) {
+    if (!why_none_.ok()) return why_none_;
     if (!begun() || row.model != trace::Measure(0) || pass.tokens != 1 || pass.router_inputs.empty() || full_)
         return {};
     const size_t bytes = route::feature_row_bytes(shape_);

@@ -25,8 +25,10 @@ class FeatureOutput {
     ~FeatureOutput();
     FeatureOutput(const FeatureOutput&) = delete;
     FeatureOutput& operator=(const FeatureOutput&) = delete;
-    // The model that rows are of. Only the first call counts.
-    Status begin(const route::FeatureShape& shape);
+    // The model that rows are of. Only the first call counts, of this or refuse(). What fails is what row() returns.
+    void begin(const route::FeatureShape& shape);
+    // There will be no rows, and why.
+    void refuse(Status why);
     [[nodiscard]] bool begun() const { return row_.has_value(); }
     Status row(const trace::Row& row, const trace::Pass& pass);
     [[nodiscard]] uint64_t rows() const { return rows_; }
@@ -35,6 +37,7 @@ class FeatureOutput {
     std::unique_ptr<trace::LineFile> file_;
     uint64_t most_, bytes_ = 0, rows_ = 0;
     bool full_ = false;
+    Status why_none_;
     route::FeatureShape shape_;
     std::optional<route::FeatureRow> row_;
 };

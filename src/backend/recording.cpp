@@ -251,13 +251,10 @@ trace::Json drive_json(const ModelState& model, const std::string& path) {
 // What the file of router inputs says of the model. A run without it goes on.
 void begin_features(const ModelState& model) {
     const auto digest = model::dense_digest(model.index(), model.geometry());
-    Status s = digest.status();
-    if (digest.ok()) {
-        route::FeatureShape shape = feature_shape(model.index(), model.geometry(), *digest);
-        shape.lossy = fmt::format("{}", fmt::join(lossy_options(model.config()), ", "));
-        s = state().features->begin(shape);
-    }
-    if (!s.ok()) log(LogLevel::warn, "--route-features stays empty: {}", s.message());
+    if (!digest.ok()) return state().features->refuse(digest.status());
+    route::FeatureShape shape = feature_shape(model.index(), model.geometry(), *digest);
+    shape.lossy = fmt::format("{}", fmt::join(lossy_options(model.config()), ", "));
+    state().features->begin(shape);
 }
 
 // Of a layer: what its experts are not.

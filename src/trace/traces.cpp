@@ -94,11 +94,13 @@ Status RouteTraceFile::begin(const RouteTraceModel& model) {
         pair("dense_bytes", l.dense_bytes);
     }
     append(buffer_, "\nturn,phase,step,layer,slot,expert,weight,residency,expert_bytes,dropped\n");
-    return file_->write(text_of(buffer_));
+    Status s = file_->write(text_of(buffer_));
+    begun_ = s.ok();
+    return s;
 }
 
 Status RouteTraceFile::rows(int64_t turn, Phase phase, int64_t position, std::span<const RouteEvent> events) {
-    if (events.empty()) return {};
+    if (events.empty() || !begun_) return {};
     buffer_.clear();
     for (const RouteEvent& e : events) {
         append_place(buffer_, turn, phase, Measure::saturating_add(position, e.token));

@@ -34,7 +34,7 @@ RouteTraceModel route_trace_model(const Json& model);
 class RouteTraceFile {
   public:
     explicit RouteTraceFile(std::unique_ptr<LineFile> file) : file_(std::move(file)) {}
-    // Once, before the rows.
+    // Once, before the rows. Without a beginning there are none: what failed is said once.
     Status begin(const RouteTraceModel& model);
     // `position`: of the batch's first token in its sequence; the column "step" is that of each token.
     Status rows(int64_t turn, Phase phase, int64_t position, std::span<const RouteEvent> events);
@@ -42,6 +42,7 @@ class RouteTraceFile {
   private:
     std::unique_ptr<LineFile> file_;
     fmt::memory_buffer buffer_;
+    bool begun_ = false;
 };
 
 // "--io-trace"

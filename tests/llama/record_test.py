@@ -310,6 +310,11 @@ class RecordTest(unittest.TestCase):
         self.assertEqual([r["tokens"] for r in rows if r["phase"] == 1], [1] * 4)
 
     def test_a_full_disk_ends_the_output_and_not_the_run(self):
+        for flag in ("--route-trace", "--route-features"):
+            done = run(flag, "/dev/full", code=1)
+            warnings = [line for line in done.stderr.splitlines() if b"warning" in line]
+            self.assertEqual(len(warnings), 1, done.stderr)
+            self.assertIn(b"the run goes on without this output", warnings[0])
         done = run("--record", "/dev/full", code=1)
         self.assertEqual(done.stdout, run().stdout)
         self.assertIn(b"/dev/full", done.stderr)

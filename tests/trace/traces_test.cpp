@@ -164,6 +164,16 @@ TEST(Traces, AFullDiskIsAnError) {
     EXPECT_FALSE(LineFile::open("/no/such/folder/file").ok());
 }
 
+// Two sinks share the file: its head and its rows.
+TEST(Traces, AFileOfRoutesThatCannotBeginIsOneError) {
+    Result<std::unique_ptr<LineFile>> full = LineFile::open("/dev/full");
+    if (!full.ok()) GTEST_SKIP() << "no /dev/full";
+    RouteTraceFile trace(std::move(full).value());
+    EXPECT_EQ(trace.begin({}).code(), Code::io_error);
+    const std::vector<RouteEvent> events(1);
+    EXPECT_TRUE(trace.rows(0, Phase::decode, 0, events).ok()) << "it was told already";
+}
+
 Capture capture() {
     Capture c;
     c.row = 7;
