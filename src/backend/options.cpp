@@ -1,16 +1,17 @@
 #include "backend/options.h"
 
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstring>
-#include <filesystem>
 #include <iterator>
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/same_file.h"
 #include "base/text.h"
 #include "cache/process_need.h"
 
@@ -538,8 +539,8 @@ std::string off_flag(const Option& option) {
     return fmt::format("--no-{}", flag.substr(2));
 }
 
-Status take_options(Config& config, std::vector<std::string>& arguments, Place place, TakenOptions* taken,
-                    Given* given) {
+Status take_options(Config& config, std::vector<std::string>& arguments, Place place, TakenOptions* taken, Given* given,
+                    bool bare_words) {
     std::vector<std::string> rest;
     Source line(given);
     for (size_t i = 0; i < arguments.size(); ++i) {
@@ -566,14 +567,21 @@ Status take_options(Config& config, std::vector<std::string>& arguments, Place p
         }
         if (!works_in(option->where, place)) return no_effect(flag, option->where);
         bool bare = option->value_name == nullptr;
+        // No program of llama.cpp takes a word that belongs to no flag, so it was meant for this one.
+        const bool word_follows =
+            equals == std::string::npos && i + 1 < arguments.size() && !arguments[i + 1].starts_with('-');
         if (may_be_bare(*option) && equals == std::string::npos) {
             Config trial = config;
-            const bool word_follows = i + 1 < arguments.size() && !arguments[i + 1].starts_with('-');
-            if (word_follows) {
-                // No program of llama.cpp takes a word that belongs to no flag, so it was meant for this one.
-                if (Status s = option->set(trial, arguments[i + 1]); !s.ok()) return s.within(flag);
-            }
             bare = !word_follows;
+            if (word_follows) {
+                if (Status s = option->set(trial, arguments[i + 1]); !s.ok()) {
+                    if (!bare_words) return s.within(flag);
+                    bare = true;
+                }
+            }
+        } else if (bare && word_follows && !bare_words) {
+            return error(Code::invalid_argument, "{} takes no value, and \"{}\" belongs to no other option", flag,
+                         arguments[i + 1]);
         }
         if (bare) {
             if (equals != std::string::npos) {
@@ -672,12 +680,6 @@ Status validate_foresight(const Config& config, const Said& said) {
     return {};
 }
 
-// By name, or by what the names stand for: links are others' names.
-bool one_file(const std::string& a, const std::string& b) {
-    std::error_code none;
-    return a == b || (!a.empty() && std::filesystem::equivalent(a, b, none));
-}
-
 }  // namespace
 
 Status validate(const Config& config, const Given& given) {
@@ -726,10 +728,10 @@ Status validate(const Config& config, const Given& given) {
         const std::string& path = config.*f;
         if (path.empty()) continue;
         for (const std::string* other : files) {
-            if (one_file(*other, path))
+            if (same_file(*other, path))
                 return error(Code::invalid_argument, "two outputs are to be written to {}", path);
         }
-        if (one_file(config.predict_model, path))
+        if (same_file(config.predict_model, path))
             return error(Code::invalid_argument, "{} is read, and an output is to be written to it", path);
         files.push_back(&path);
     }
@@ -769,9 +771,9 @@ Status validate(const Config& config, const Given& given) {
 }
 
 Status check_outputs(const Config& config, std::span<const std::string> arguments) {
-    const auto taken = [&](const std::string& path, std::string_view by) -> Status {
+    const auto taken = [&](auto is, std::string_view by) -> Status {
         for (const std::string Config::*f : kOutputFiles) {
-            if (one_file(config.*f, path))
+            if (is(config.*f))
                 return error(Code::invalid_argument,
                              "an output is to be written to {}, which {}: give it a file of its own", config.*f, by);
         }
@@ -780,16 +782,15 @@ Status check_outputs(const Config& config, std::span<const std::string> argument
     for (size_t i = 0; i < arguments.size(); ++i) {
         if (is_text(arguments[i])) {
             ++i;
-        } else if (Status s = taken(arguments[i], "another argument names"); !s.ok()) {
+        } else if (Status s = taken([&](const std::string& out) { return same_file(out, arguments[i]); },
+                                    "another argument names");
+                   !s.ok()) {
             return s;
         }
     }
-    std::error_code none;
-    for (const auto& [path, by] :
-         {std::pair("/dev/stdin", "standard input comes from"), std::pair("/dev/stdout", "standard output goes to")}) {
-        // Devices and pipes have no bytes to lose.
-        if (!std::filesystem::is_regular_file(path, none)) continue;
-        if (Status s = taken(path, by); !s.ok()) return s;
+    for (const auto& [fd, by] :
+         {std::pair(STDIN_FILENO, "standard input comes from"), std::pair(STDOUT_FILENO, "standard output goes to")}) {
+        if (Status s = taken([fd = fd](const std::string& out) { return is_open_as(out, fd); }, by); !s.ok()) return s;
     }
     return {};
 }

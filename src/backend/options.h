@@ -63,10 +63,11 @@ class Given {
 // `arguments`. Everything after "--" is left alone, and so are the values of stock options that may be any text.
 // `taken`, if given, gets (variable, value) for each, for a process that is to run with the same options. An option
 // that means nothing in `place` is an error, and so are a switch and its opposite in one command line. Over variables
-// flags win.
+// flags win. `bare_words`: the rest may have words that belong to no flag, such as a model's name, so one after a
+// switch is not taken for its value.
 using TakenOptions = std::vector<std::pair<std::string, std::string>>;
 Status take_options(Config& config, std::vector<std::string>& arguments, Place place, TakenOptions* taken = nullptr,
-                    Given* given = nullptr);
+                    Given* given = nullptr, bool bare_words = false);
 
 // `environment` as in environ. A SLUICE_ variable that is neither an option nor one of the set-up's is an error, and so
 // is one that means nothing in `place`, and variables of a switch and its opposite that contradict each other.

@@ -27,16 +27,17 @@ constexpr std::array<Command, 18> kCommands{{
     {"perplexity", "-m MODEL -f TEXT [options]", "measure quality", "llama-perplexity with streaming on.",
      "llama-perplexity", perplexity_command},
     {"quality",
-     "-m MODEL --file TEXT [--with OPTIONS]... [--tokens N] [--prefix N] [--battery FILE|none] [--json | --jsonl | "
-     "--csv] [options]",
+     "-m MODEL --file TEXT [--with OPTIONS]... [--tokens N] [--prefix N] [--battery FILE|none] [--json] "
+     "[--jsonl FILE] [--csv FILE] [options]",
      "what lossy options cost in quality, and what they save",
      "Runs the model without lossy options and then with them (those given, and one more set for each --with "
      "\"OPTIONS\"), each time from an empty cache, and prints one table: perplexity of a held-out text, divergence and "
      "agreement of the next token with the lossless run, tasks with known answers, bytes read per token, speed. The "
      "text goes in token by token, as when generating: the first tokens (--prefix, 32) as a prompt, then those that "
      "are scored (--tokens, 224). --battery takes other tasks: a line each, the prompt, a tab, and answers with | "
-     "between them. --json, --jsonl and --csv print the table for programs, the latter two a line as soon as it is "
-     "measured; Ctrl-C ends with what was measured until then. All other options are those of "
+     "between them. --json prints the table for programs; --jsonl FILE and --csv FILE write it there, a line as soon "
+     "as it is measured (- is standard output, instead of the table). Ctrl-C ends with what was measured until then. "
+     "All other options are those of "
      "sluice run, but for those about prompts, templates and sampling.",
      nullptr, quality_command},
     {"inspect", "MODEL [--json] [--cache-mb N]", "what a model is made of and what a cache would hold",

@@ -5,7 +5,6 @@
 #include <common.h>
 #include <fmt/ranges.h>
 #include <llama.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,20 +13,24 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <span>
 #include <sstream>
+#include <utility>
 
 #include "backend/device.h"
 #include "backend/options.h"
 #include "backend/recording.h"
 #include "base/bytes.h"
 #include "base/log.h"
+#include "base/same_file.h"
 #include "cli/commands.h"
 #include "cli/interrupt.h"
 #include "cli/number_after.h"
 #include "cli/progress_bar.h"
 #include "trace/book.h"
+#include "trace/record_file.h"
 
 extern char** environ;
 
@@ -40,7 +43,8 @@ constexpr uint64_t kMostTokens = 1U << 20U;
 struct Asked {
     std::string file, battery;
     std::vector<std::string> with;
-    bool json = false, csv = false, jsonl = false;
+    std::string csv, jsonl;  // files; "-" is standard output
+    bool json = false;
     engine::QualityPlan plan;
 };
 
@@ -99,10 +103,14 @@ Result<Asked> parse(std::vector<std::string>& arguments) {
         Status s;
         if (a == "--json") {
             asked.json = true;
-        } else if (a == "--csv") {
-            asked.csv = true;
-        } else if (a == "--jsonl") {
-            asked.jsonl = true;
+        } else if (a == "--csv" || a == "--jsonl") {
+            if (i + 1 == arguments.size() || arguments[i + 1].empty() ||
+                (arguments[i + 1].starts_with('-') && arguments[i + 1] != "-")) {
+                s = error(Code::invalid_argument,
+                          "{0} needs the name of a file: {0} FILE, or {0} - for standard output", a);
+            } else {
+                (a == "--csv" ? asked.csv : asked.jsonl) = arguments[++i];
+            }
         } else if (a == "--file" || a == "-f") {
             s = text(asked.file);
         } else if (a == "--battery") {
@@ -125,8 +133,9 @@ Result<Asked> parse(std::vector<std::string>& arguments) {
         }
         if (!s.ok()) return s;
     }
-    if (asked.json + asked.csv + asked.jsonl > 1)
-        return error(Code::invalid_argument, "one of --json, --jsonl and --csv, not several");
+    if ((asked.json ? 1 : 0) + (asked.csv == "-" ? 1 : 0) + (asked.jsonl == "-" ? 1 : 0) > 1)
+        return error(Code::invalid_argument,
+                     "one of --json, --jsonl - and --csv - can have standard output, not several");
     if (asked.file.empty()) return error(Code::invalid_argument, "which text? give one with --file");
     arguments = std::move(rest);
     return asked;
@@ -222,13 +231,20 @@ Result<std::vector<Row>> rows_of(const Config& given, const std::vector<std::str
     return rows;
 }
 
-// `... --file TEXT >> TEXT`: the table would go into what it was measured with.
-Status refuse_as_output(const std::string& path) {
-    struct stat file {
-    }, out{};
-    if (path.empty() || stat(path.c_str(), &file) != 0 || fstat(STDOUT_FILENO, &out) != 0) return {};
-    if (!S_ISREG(file.st_mode) || file.st_dev != out.st_dev || file.st_ino != out.st_ino) return {};
-    return error(Code::invalid_argument, "{} is read, and the output is to be written to it", path);
+// What is read is written nowhere: neither by name, nor as `... --file TEXT >> TEXT`.
+Status check_outputs(const Asked& asked, const std::vector<std::string>& arguments) {
+    std::vector<std::string> read = arguments;  // the model among them
+    read.insert(read.end(), {asked.file, asked.battery});
+    for (const std::string& out : {asked.csv, asked.jsonl}) {
+        if (out.empty() || out == "-") continue;
+        if (std::any_of(read.begin(), read.end(), [&](const std::string& r) { return same_file(r, out); }))
+            return error(Code::invalid_argument, "{} is read, and an output is to be written to it", out);
+    }
+    for (const std::string& r : read) {
+        if (is_open_as(r, STDOUT_FILENO))
+            return error(Code::invalid_argument, "{} is read, and the output is to be written to it", r);
+    }
+    return {};
 }
 
 std::optional<double> ratio(double a, double b) {
@@ -357,21 +373,32 @@ trace::Json run_json(const Row& row) {
 }
 
 // Where it all goes. Rows for programs are written as they come; a table needs all of them for its widths, and is
-// written in the end, whatever that is.
+// written in the end, whatever that is, unless something else has standard output.
 class Output {
   public:
     Output(const Asked& asked, std::string model) : asked_(asked), model_(std::move(model)) {}
+    // Before the first run, which may be long.
+    int open() {
+        for (const auto& [name, file] : {std::pair(&asked_.csv, &csv_), std::pair(&asked_.jsonl, &jsonl_)}) {
+            if (name->empty() || *name == "-") continue;
+            auto opened = trace::LineFile::open(*name);
+            if (!opened.ok())
+                return fail(opened.status(), opened.status().code() == Code::invalid_argument ? kUsage : kFailed);
+            *file = std::move(*opened);
+        }
+        return kOk;
+    }
     int begin() {
-        if (asked_.csv) return print_help(csv_head());
-        return asked_.jsonl ? print_help(head_json(model_, asked_).dump() + "\n") : kOk;
+        if (const int code = put(asked_.csv, csv_, csv_head()); code != kOk) return code;
+        return put(asked_.jsonl, jsonl_, head_json(model_, asked_).dump() + "\n");
     }
     int row(const Row& row) {
-        if (asked_.csv) return print_help(csv_row(row));
-        return asked_.jsonl ? print_help(run_json(row).dump() + "\n") : kOk;
+        if (const int code = put(asked_.csv, csv_, csv_row(row)); code != kOk) return code;
+        return put(asked_.jsonl, jsonl_, run_json(row).dump() + "\n");
     }
     // `rows`: those that were measured.
     int end(std::span<const Row> rows) {
-        if (asked_.csv || asked_.jsonl || rows.empty()) return kOk;
+        if (asked_.csv == "-" || asked_.jsonl == "-" || rows.empty()) return kOk;
         if (!asked_.json) return print_help(table(rows));
         trace::Json out = head_json(model_, asked_);
         out["runs"] = trace::Json::array();
@@ -380,8 +407,15 @@ class Output {
     }
 
   private:
+    using File = std::unique_ptr<trace::LineFile>;
+    static int put(const std::string& name, const File& file, const std::string& text) {
+        if (file == nullptr) return name == "-" ? print_help(text) : kOk;
+        const Status s = file->write(text);
+        return s.ok() ? kOk : fail(s, kFailed);
+    }
     const Asked& asked_;
     std::string model_;
+    File csv_, jsonl_;
 };
 
 // Some options ask what is in memory, and find everything there.
@@ -432,9 +466,7 @@ int quality_command(std::vector<std::string> arguments) {
     if (Status s = check_run(config); !s.ok()) return fail(s, kUsage);
     auto rows = rows_of(config, asked.with);
     if (!rows.ok()) return fail(rows.status(), kUsage);
-    for (const std::string& read : {asked.file, asked.battery}) {
-        if (Status s = refuse_as_output(read); !s.ok()) return fail(s, kUsage);
-    }
+    if (Status s = check_outputs(asked, arguments); !s.ok()) return fail(s, kUsage);
     auto text = read_file(asked.file);
     if (!text.ok()) return fail(text.status(), kUsage);
     asked.plan.text = std::move(*text);
@@ -481,6 +513,7 @@ int quality_command(std::vector<std::string> arguments) {
                  fmt::format("{} of {}, {}, {}", number + 1, rows->size(), (*rows)[number].name, doing));
     };
     Output output(asked, model);
+    if (const int code = output.open(); code != kOk) return code;
     if (const int code = output.begin(); code != kOk) return code;
     for (Row& row : *rows) {
         const Status s = measure(row, runs, asked);

@@ -1,6 +1,6 @@
 #include "backend/options.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -396,6 +396,44 @@ TEST(Options, WhatDoesNotParseIsAnErrorThatNamesTheOption) {
         const Status s = take_options(config, a, Place::serve);
         EXPECT_FALSE(s.ok()) << a[0];
         EXPECT_NE(s.message().find(flag), std::string::npos) << s.message();
+    }
+}
+
+// Whatever is wrong with one of our options is told by us, by its name, and not by whoever gets the rest of the line.
+TEST(Options, AWrongValueOfAnyOptionIsOurError) {
+    for (const Option& o : options()) {
+        const Place place = o.where == Where::run_only     ? Place::run
+                            : o.where == Where::serve_only ? Place::serve
+                                                           : Place::tool;
+        Config any;
+        const std::string wrong = o.set(any, "bogus").ok() ? "" : "bogus";  // an option of files takes any name
+        const auto refused = [&](std::vector<std::string> line, const std::string& name) {
+            Config config;
+            const std::string said = fmt::format("{}", fmt::join(line, " "));
+            const Status s = take_options(config, line, place);
+            ASSERT_FALSE(s.ok()) << said;
+            EXPECT_NE(s.message().find(name), std::string::npos) << said << ": " << s.message();
+            EXPECT_NE(s.message().find('"' + wrong + '"'), std::string::npos) << said << ": " << s.message();
+        };
+        refused({"-m", "x", o.flag, wrong, "-n", "4"}, o.flag);
+        if (const std::string off = off_flag(o); !off.empty()) refused({off, wrong}, off);
+        if (o.value_name != nullptr) refused({fmt::format("{}={}", o.flag, wrong)}, o.flag);
+        const std::string entry = fmt::format("{}={}", o.variable, wrong);
+        const char* environment[] = {entry.c_str(), nullptr};
+        Config config;
+        const Status s = read_environment(config, environment, place);
+        ASSERT_FALSE(s.ok()) << entry;
+        EXPECT_NE(s.message().find(o.variable), std::string::npos) << s.message();
+    }
+}
+
+TEST(Options, AWordAfterASwitchMayBeAModelsNameWhereSuchAreTaken) {
+    for (const char* flag : {"--no-overlap", "--predict-prefetch"}) {
+        Config config;
+        std::vector<std::string> line{flag, "model.gguf"};
+        ASSERT_TRUE(take_options(config, line, Place::run, nullptr, nullptr, true).ok()) << flag;
+        EXPECT_EQ(line, std::vector<std::string>{"model.gguf"});
+        EXPECT_NE(find_option(flag)->get(config), find_option(flag)->get(Config()));
     }
 }
 

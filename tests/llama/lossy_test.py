@@ -349,7 +349,7 @@ class Quality(unittest.TestCase):
             battery = os.path.join(work, "b.tsv")
             with open(battery, "w", encoding="utf-8") as f:
                 f.write("# one that is always right, and one that never is\nThe Lord\t |.|e|a|o\nThe Lord\t\\n\\nqqxx\n")
-            out, _ = self.quality("--battery", battery, "--csv", "--drop-cold-experts", "0.5")
+            out, _ = self.quality("--battery", battery, "--csv", "-", "--drop-cold-experts", "0.5")
             rows = list(csv.DictReader(out.splitlines()))
             self.assertEqual([r["options"] for r in rows], ["lossless", "--drop-cold-experts 0.5"])
             self.assertEqual(rows[0]["tasks_right"], "1")
@@ -357,8 +357,22 @@ class Quality(unittest.TestCase):
             self.assertIn("lossless", out)
             self.assertIn("tok/s", out)
 
+    def test_rows_go_to_files_and_the_table_stays(self):
+        with tempfile.TemporaryDirectory() as work:
+            table, lines = os.path.join(work, "t.csv"), os.path.join(work, "l.jsonl")
+            out, _ = self.quality("--csv", table, "--jsonl", lines, "--tokens", "8", "--battery", "none", "--drop-cold-experts", "0.5")
+            self.assertIn("tok/s", out)
+            with open(table, encoding="utf-8") as f:
+                self.assertEqual([r["options"] for r in csv.DictReader(f)], ["lossless", "--drop-cold-experts 0.5"])
+            with open(lines, encoding="utf-8") as f:
+                self.assertEqual([json.loads(line).get("options") for line in f], [None, "lossless", "--drop-cold-experts 0.5"])
+            # Before the first run.
+            _, err = self.quality("--csv", os.path.join(work, "none", "t.csv"), "--drop-cold-experts", "0.5", code=1)
+            self.assertIn("cannot open", err)
+            self.assertNotIn("measured", err)
+
     def test_a_set_is_called_by_all_that_it_changes(self):
-        out, _ = self.quality("--csv", "--tokens", "8", "--battery", "none", "--with", "--drop-cold-experts 0.5 --deterministic",
+        out, _ = self.quality("--csv", "-", "--tokens", "8", "--battery", "none", "--with", "--drop-cold-experts 0.5 --deterministic",
                               "--with", "--cache-mb 3 --no-overlap --drop-cold-experts 0.5")
         self.assertEqual([r["options"] for r in csv.DictReader(out.splitlines())],
                          ["lossless", "--drop-cold-experts 0.5 --deterministic", "--drop-cold-experts 0.5 --cache-mb 3 --no-overlap"])
@@ -368,7 +382,7 @@ class Quality(unittest.TestCase):
                    "--cache-mb", "4", "--battery", "none"]
         harsh = [x for n in range(40) for x in ("--with", f"--drop-cold-experts {n + 1}")]
         for form in ("--jsonl", "--csv", ""):
-            going = subprocess.Popen([*command, *harsh, *([form] if form else [])], env=environment(), stdin=subprocess.DEVNULL,
+            going = subprocess.Popen([*command, *harsh, *([form, "-"] if form else [])], env=environment(), stdin=subprocess.DEVNULL,
                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             # One run is over, and said so while others go on.
             lines = iter(going.stderr.readline, "")
@@ -399,7 +413,11 @@ class Quality(unittest.TestCase):
     def test_what_it_cannot_do_it_says(self):
         for extra, words in ((["--drop-cold-experts", "1", "-p", "hello"], "-p has no effect"),
                              (["--drop-cold-experts", "1", "--chat-template", "chatml"], "--chat-template has no effect"),
-                             (["--drop-cold-experts", "1", "--json", "--jsonl"], "one of"),
+                             (["--drop-cold-experts", "1", "--json", "--jsonl", "-"], "one of"),
+                             (["--drop-cold-experts", "1", "--csv"], "--csv FILE, or --csv -"),
+                             (["--jsonl", "--drop-cold-experts", "1"], "--jsonl FILE, or --jsonl -"),
+                             (["--drop-cold-experts", "1", "--csv", ARGS.text], f"{ARGS.text} is read, and an output"),
+                             (["--drop-cold-experts", "1", "--jsonl", ARGS.model], f"{ARGS.model} is read, and an output"),
                              (["--drop-cold-experts", "0.5", "--tokens", "1000000"], "tokens"),
                              ([], "nothing to compare"),
                              (["--with", "--cache-mb 3"], "nothing lossy"),
@@ -414,10 +432,10 @@ class Quality(unittest.TestCase):
             self.assertIn(words, err)
 
     def test_a_set_that_the_model_cannot_take_is_refused_before_the_first_run(self):
-        out, err = self.quality("--csv", "--battery", "none", "--with", "--drop-cold-experts 1", "--with", "--n-expert-used 999", code=2)
+        out, err = self.quality("--csv", "-", "--battery", "none", "--with", "--drop-cold-experts 1", "--with", "--n-expert-used 999", code=2)
         self.assertEqual((out, "runs measured" in err), ("", False), err)
         # What only loading would tell: this cache holds no expert.
-        out, err = self.quality("--csv", "--battery", "none", "--with", "--drop-cold-experts 1", "--with",
+        out, err = self.quality("--csv", "-", "--battery", "none", "--with", "--drop-cold-experts 1", "--with",
                                 "--drop-cold-experts 2 --cache-mb 0.01", code=1)
         self.assertEqual((out, "runs measured" in err), ("", False), err)
         self.assertIn("--drop-cold-experts 2", err)
