@@ -149,6 +149,91 @@ TEST_F(FetcherTest, LearnsHowLongLayersCompute) {
     EXPECT_EQ(layers.typical(1), 7'000'000);
 }
 
+// ---- a layer that is next, in a prompt
+
+class AheadTest : public SimulatedModel {
+  protected:
+    // Until nothing is on its way any more.
+    void drive(Fetcher& fetcher) {
+        for (int i = 0; i < 100; ++i) {
+            clock_.advance_to(clock_.now() + 1'000'000);
+            fetcher.look();
+        }
+        EXPECT_EQ(engine_->outstanding(), 0U);
+    }
+    std::vector<uint32_t> there(const Fetcher& fetcher, uint32_t set) const {
+        std::vector<uint32_t> out;
+        for (uint32_t e = 0; e < kExperts; ++e) {
+            if (fetcher.resident(store_->record(set, e))) out.push_back(e);
+        }
+        return out;
+    }
+    using Experts = std::vector<uint32_t>;
+};
+
+TEST_F(AheadTest, AsManyAreReadAsWereAskedForInTheOrderOfTheFile) {
+    auto fetcher = make(1 * MiB);
+    fetcher->enter(0, trace::Phase::prefill);
+    fetcher->read_ahead(1, 2);
+    drive(*fetcher);
+    EXPECT_EQ(there(*fetcher, 1), (Experts{0, 1}));
+    EXPECT_EQ(engine_->counters().reads, 6U);
+    EXPECT_EQ(fetcher->missing(1).experts, 4U);
+    // What is there is not counted.
+    fetcher->read_ahead(1, 3);
+    drive(*fetcher);
+    EXPECT_EQ(there(*fetcher, 1), (Experts{0, 1, 2, 3, 4}));
+    EXPECT_EQ(engine_->counters().reads, 15U);
+    fetcher->read_ahead(1, 0);
+    drive(*fetcher);
+    EXPECT_EQ(engine_->counters().reads, 15U);
+    fetcher->read_ahead(1);
+    drive(*fetcher);
+    EXPECT_EQ(fetcher->missing(1).experts, 0U);
+    for (uint32_t e = 0; e < kExperts; ++e) expect_right(*fetcher, store_->record(1, e));
+    EXPECT_TRUE(there(*fetcher, 0).empty());
+    EXPECT_EQ(fetcher->cache().total_leases(), 0U);
+}
+
+TEST_F(AheadTest, DecodeReadsNothingAhead) {
+    auto fetcher = make(1 * MiB);
+    fetcher->enter(0, trace::Phase::decode);
+    fetcher->read_ahead(1, 2);
+    drive(*fetcher);
+    EXPECT_EQ(engine_->counters().reads, 0U);
+}
+
+TEST_F(AheadTest, NoMoreIsReadThanThereIsRoomFor) {
+    auto fetcher = make(5 * 3 * align_up(5003, 4096));
+    fetcher->enter(0, trace::Phase::prefill);
+    const Fetcher::Missing missing = fetcher->missing(1);
+    ASSERT_EQ(missing.experts, kExperts);
+    ASSERT_LT(missing.room, kExperts);
+    ASSERT_GT(missing.room, 0U);
+    fetcher->read_ahead(1);
+    drive(*fetcher);
+    EXPECT_EQ(there(*fetcher, 1).size(), missing.room);
+}
+
+// What the device has begun comes; the rest would be in the way of the layer that was entered instead.
+TEST_F(AheadTest, AnotherLayerEndsIt) {
+    for (const bool said : {false, true}) {
+        auto fetcher = make(1 * MiB);
+        fetcher->enter(0, trace::Phase::prefill);
+        fetcher->read_ahead(1);
+        const uint64_t begun = engine_->outstanding();
+        ASSERT_GT(begun, 0U);
+        ASSERT_LT(begun, 3 * kExperts);
+        if (said) {
+            fetcher->end_ahead();
+        } else {
+            fetcher->enter(0, trace::Phase::prefill);
+        }
+        drive(*fetcher);
+        EXPECT_EQ(engine_->counters().reads, begun);
+    }
+}
+
 // ---- guesses
 
 // A device that has been measured, and a model whose layers' pace is known: 2 ms each.
