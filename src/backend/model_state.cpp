@@ -216,20 +216,42 @@ uint64_t small_routers(const model::GgufIndex& index, const model::Geometry& geo
 
 }  // namespace
 
+uint64_t guessing_need(const model::GgufIndex& index, const model::Geometry& geometry, const Config& config,
+                       const std::optional<route::TrainedGate>& trained) {
+    const bool ranks = config.route_ahead > 0 && config.route_ahead_router == RouteAheadRouter::small;
+    const bool guesses = config.predict_log || config.predict_prefetch || ranks;
+    return (trained ? trained->bytes() : 0) + (guesses ? small_routers(index, geometry) : 0);
+}
+
+Result<std::optional<route::TrainedGate>> read_trained(const model::GgufIndex& index, const model::Geometry& geometry,
+                                                       const std::string& path) {
+    if (path.empty()) return std::optional<route::TrainedGate>();
+    const auto failed = [&](const Status& s) {
+        return Status(s.code(), fmt::format("--predict-model {}: {} (sluice predict train makes such a file for {})",
+                                            path, s.message(), index.files()[0].path));
+    };
+    const auto bytes = store::read_whole(path, route::kMostTrainedBytes);
+    if (!bytes.ok()) return failed(bytes.status());
+    auto trained = route::parse_trained(*bytes);
+    if (!trained.ok()) return failed(trained.status());
+    auto digest = model::dense_digest(index, geometry);
+    if (!digest.ok()) return digest.status();
+    if (Status s = route::check_trained(*trained, feature_shape(index, geometry, std::move(*digest))); !s.ok())
+        return failed(s);
+    return std::optional<route::TrainedGate>(std::move(*trained));
+}
+
 Config acting_on(const model::GgufIndex& index, const model::Geometry& geometry, const Config& config,
                  std::string* said) {
     Config out = config;
     said->clear();
     // The model's own number is no change.
     if (out.n_expert_used == index.arch_number("expert_used_count").value_or(0)) out.n_expert_used = 0;
-    uint32_t layers = 0;
-    for (size_t s = 0; s < geometry.sets.size(); ++s)
-        layers += s == 0 || geometry.sets[s].layer != geometry.sets[s - 1].layer ? 1 : 0;
+    const uint32_t layers = geometry.n_expert_layers();
     if (out.route_ahead > 0 && out.route_ahead >= layers) {
         *said = fmt::format(
             "--route-ahead {} acts on no layer of {}, which has {} with experts: all experts are those that the "
-            "routers "
-            "choose",
+            "routers choose",
             out.route_ahead, index.files()[0].path, layers);
         out.route_ahead = 0;
         out.route_ahead_router = Config().route_ahead_router;
@@ -305,13 +327,12 @@ Result<std::shared_ptr<ModelState>> ModelState::open(model::GgufIndex index, mod
     const uint64_t least = state->least_bytes();
     const uint64_t batch = planned_context().value_or(ContextPlan{.batch = kUsualBatch}).batch;
     if (Status s = check_model_fits(
-            config,
-            {.dense = state->geometry_.dense_bytes,
-             .header_bytes = state->index_.header_bytes(),
-             .own_buffers = own_buffers_need(state->index_, *state->store_, state->converted_, batch) +
-                            (state->runtime_.trained ? state->runtime_.trained->bytes() : 0) + state->guessing_memory(),
-             .least = least,
-             .full = full});
+            config, {.dense = state->geometry_.dense_bytes,
+                     .header_bytes = state->index_.header_bytes(),
+                     .own_buffers = own_buffers_need(state->index_, *state->store_, state->converted_, batch) +
+                                    guessing_need(state->index_, state->geometry_, config, state->runtime_.trained),
+                     .least = least,
+                     .full = full});
         !s.ok())
         return s;
     state->counted_.emplace(config, least);
@@ -379,38 +400,19 @@ void ModelState::set_shadow(exec::ModelRuntime& runtime, const Config& config, c
     runtime.shadow.emplace(*store_, layout, policy_of(config.cache_policy), slots_wanted_at_once(geometry_));
 }
 
-// Of a context that guesses with routers: their copies.
-uint64_t ModelState::guessing_memory() const {
-    const bool ranks = config_.route_ahead > 0 && config_.route_ahead_router == RouteAheadRouter::small;
-    if (!config_.predict_log && !config_.predict_prefetch && !ranks) return 0;
-    return small_routers(index_, geometry_);
-}
-
-// What --predict-model names; nothing where it names nothing.
+// The corrections that guesses are made with, and how good they are.
 Result<std::optional<route::TrainedGate>> ModelState::read_trained(const Config& config) const {
-    const std::string& path = config.predict_model;
-    if (path.empty()) return std::optional<route::TrainedGate>();
-    const auto failed = [&](const Status& s) {
-        return Status(s.code(), fmt::format("--predict-model {}: {} (sluice predict train makes such a file for {})",
-                                            path, s.message(), index_.files()[0].path));
-    };
-    const auto bytes = store::read_whole(path, route::kMostTrainedBytes);
-    if (!bytes.ok()) return failed(bytes.status());
-    auto trained = route::parse_trained(*bytes);
-    if (!trained.ok()) return failed(trained.status());
-    auto digest = model::dense_digest(index_, geometry_);
-    if (!digest.ok()) return digest.status();
-    if (Status s = route::check_trained(*trained, feature_shape(index_, geometry_, std::move(*digest))); !s.ok())
-        return failed(s);
-    const route::HeldOut h = trained->held_out();
+    auto trained = backend::read_trained(index_, geometry_, config.predict_model);
+    if (!trained.ok() || !*trained) return trained;
+    const route::HeldOut h = (*trained)->held_out();
     const auto share = [&](uint64_t n) {
         return h.slots == 0 ? 0 : 100 * static_cast<double>(n) / static_cast<double>(h.slots);
     };
     log(h.trained > h.stale ? LogLevel::info : LogLevel::warn,
         "guesses are corrected by {}: of the experts of tokens it had not seen it named {:.1f} %, the stale gate "
         "{:.1f} %",
-        path, share(h.trained), share(h.stale));
-    return std::optional<route::TrainedGate>(std::move(*trained));
+        config.predict_model, share(h.trained), share(h.stale));
+    return trained;
 }
 
 // A wish that cannot be fulfilled is said.

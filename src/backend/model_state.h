@@ -64,7 +64,6 @@ class ModelState {
     Status use_experts(uint32_t n);
     Status choose_forms();
     [[nodiscard]] Result<std::optional<route::TrainedGate>> read_trained(const Config& config) const;
-    [[nodiscard]] uint64_t guessing_memory() const;
     void set_way(exec::ModelRuntime& runtime, const Config& config);
     void set_shadow(exec::ModelRuntime& runtime, const Config& config, const cache::Layout& layout) const;
     void set_prefetch(exec::ModelRuntime& runtime, const Config& config);
@@ -127,6 +126,13 @@ uint32_t slots_wanted_at_once(const model::Geometry& geometry);
 // many tokens are computed in.
 uint64_t own_buffers_need(const model::GgufIndex& index, const store::RecordStore& store,
                           const std::vector<std::vector<bool>>& converted, uint64_t tokens);
+
+// What --predict-model names: corrections of this model's guesses. Nothing where the path is empty.
+Result<std::optional<route::TrainedGate>> read_trained(const model::GgufIndex& index, const model::Geometry& geometry,
+                                                       const std::string& path);
+// Memory of ours for guesses: routers in 8 bits, and what was read by read_trained().
+uint64_t guessing_need(const model::GgufIndex& index, const model::Geometry& geometry, const Config& config,
+                       const std::optional<route::TrainedGate>& trained);
 
 // A configuration as it acts on a model: options that would change answers, and change nothing in this one, are off, so
 // that nobody says that they did. `said` gets what the user should know about that; empty: nothing.

@@ -36,6 +36,7 @@ constexpr Nanos kForEachType = 150'000'000;
 
 struct Asked {
     bool json = false;
+    bool chat = false;  // as sluice run has it: the prompt goes into a template, and is longer by that
     Config config;
     std::vector<std::string> rest;  // for llama.cpp
 };
@@ -43,8 +44,10 @@ struct Asked {
 // Takes the model's bare name and our own flags out; the rest is as for sluice run.
 Result<Asked> parse(std::vector<std::string> arguments) {
     Asked asked;
+    asked.chat = take_switch(arguments, "--chat");
     if (Status s = backend::read_environment(asked.config, environ, backend::Place::run); !s.ok()) return s;
-    if (Status s = backend::take_options(asked.config, arguments, backend::Place::run); !s.ok()) return s;
+    if (Status s = backend::take_options(asked.config, arguments, backend::Place::run, nullptr, nullptr, true); !s.ok())
+        return s;
     for (size_t i = 0; i < arguments.size(); ++i) {
         std::string& a = arguments[i];
         if (a == "--json") {
@@ -131,6 +134,7 @@ std::string command_for(const Asked& asked, const plan::Report& r, bool all_fit)
     const bool prompt = has({"-p", "--prompt", "-f", "--file"});
     if (!has({"-t", "--threads"})) words.insert(words.end(), {"-t", fmt::format("{}", r.setting.threads)});
     for (const std::string& w : words) out += " " + plan::quoted_for_shell(w);
+    if (asked.chat) out += " --chat";
     // What was told is told again; what was chosen is named, so that the run is the one that was planned.
     const Config& c = asked.config;
     for (const std::string& w : backend::as_flags(without_sizes(c))) out += " " + plan::quoted_for_shell(w);
@@ -204,8 +208,10 @@ int plan_with(Asked& asked) {
     if (!subject.ok()) return fail(subject.status(), kFailed);
     if (Status s = engine::check_model(subject->path); !s.ok()) return fail(s, kFailed);
     params.model.path = subject->path;
-    const auto context = context_plan(params, false);
+    const auto context = context_plan(params, asked.chat);
     if (!context.ok()) return fail(context.status(), kFailed);
+    const auto trained = backend::read_trained(subject->index, subject->geometry, asked.config.predict_model);
+    if (!trained.ok()) return fail(trained.status(), kFailed);
 
     plan::Report r;
     r.path = subject->path;
@@ -225,7 +231,8 @@ int plan_with(Asked& asked) {
               .compute = context->compute,
               .program = cache::program_need(
                   subject->header_bytes,
-                  backend::own_buffers_need(subject->index, *subject->store, subject->converted, context->batch))};
+                  backend::own_buffers_need(subject->index, *subject->store, subject->converted, context->batch) +
+                      backend::guessing_need(subject->index, subject->geometry, asked.config, *trained))};
     if (Status s = choose_cache(r, asked); !s.ok()) return fail(s, kFailed);
     const auto layout = subject->layout(r.cache);
     if (!layout.ok()) return fail(layout.status(), kFailed);

@@ -196,6 +196,12 @@ uint64_t Geometry::n_records() const {
     return sum;
 }
 
+uint32_t Geometry::n_expert_layers() const {
+    uint32_t layers = 0;
+    for (size_t s = 0; s < sets.size(); ++s) layers += s == 0 || sets[s].layer != sets[s - 1].layer ? 1 : 0;
+    return layers;
+}
+
 bool parse_expert_tensor_name(std::string_view name, int& layer, Component& component, std::string& group) {
     if (!eat(name, "blk.")) return false;
     const std::optional<int> number = eat_number(name);

@@ -49,6 +49,7 @@ struct Geometry {
     uint64_t largest_record_bytes = 0;
     uint64_t cycle_bytes = 0;  // sum over sets of n_used records: one token, nothing cached
     [[nodiscard]] uint64_t n_records() const;
+    [[nodiscard]] uint32_t n_expert_layers() const;  // layers with experts, in one set or two
 };
 
 // Parses "blk.<layer>.ffn_<component>_<group>.weight" with group exps or chexps. False for any other name; then the

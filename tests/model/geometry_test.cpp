@@ -128,6 +128,7 @@ TEST(Geometry, TwoGroupsPerLayerAndNoGate) {
     EXPECT_EQ(g.sets[1].n_used, 4U);
     EXPECT_EQ(g.cycle_bytes, 7 * g.sets[0].record_bytes());
     EXPECT_EQ(g.n_records(), 9U);
+    EXPECT_LT(g.n_expert_layers(), g.sets.size()) << "both sets are of one layer";
 }
 
 TEST(Geometry, TopKPerLayer) {
