@@ -43,7 +43,8 @@ struct Global {
     std::string compute_error;
     std::atomic<bool> has_compute_error{false};  // so that a graph that went well need not take the lock
     std::atomic<bool> stopped{false};
-    Stats ended;  // of models that are freed: their counts, and the cache of the last one
+    std::atomic<bool> told_stop{false};  // that something was given up for it
+    Stats ended;                         // of models that are freed: their counts, and the cache of the last one
 };
 
 struct Context;
@@ -112,8 +113,13 @@ Result<Found> model_of(const std::string& path, bool repack) {
     return Found{std::move(*model), {}};
 }
 
+// A wrong configuration was told when it was set, and llama.cpp asks for buffers and contexts several times.
+void say(const Status& why) {
+    if (why.message() != config_error().message()) log(LogLevel::error, "{}", why.message());
+}
+
 ggml_backend_buffer_t refuse_buffer(const Status& status) {
-    log(LogLevel::error, "{}", status.message());
+    say(status);
     return nullptr;
 }
 
@@ -437,7 +443,13 @@ ggml_status backend_compute(ggml_backend_t b, ggml_cgraph* graph) {
     auto* c = static_cast<Context*>(b->context);
     ggml_status status = c->executor->compute(graph, *c->pass);
     // To a host that was not asked: it would try an aborted batch again.
-    if (status == GGML_STATUS_ABORTED && global().stopped && !c->stop()) status = GGML_STATUS_FAILED;
+    if (status == GGML_STATUS_ABORTED && global().stopped && !c->stop()) {
+        status = GGML_STATUS_FAILED;
+        // Before the host tells of a compute error.
+        if (!global().told_stop.exchange(true))
+            log(LogLevel::warn,
+                "the program was told to end: what it was computing is given up, and its request fails");
+    }
     if (status == GGML_STATUS_FAILED || global().has_compute_error.load()) {
         const std::lock_guard<std::mutex> lock(global().mutex);
         global().compute_error = c->executor->last_error().message();
@@ -505,7 +517,7 @@ ggml_backend_t init_backend(ggml_backend_dev_t, const char*) {
     Status failed = config_error();
     if (failed.ok()) failed = take_load_error();
     if (!failed.ok()) {
-        log(LogLevel::error, "{}", failed.message());
+        say(failed);
         return nullptr;
     }
     ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
@@ -811,6 +823,7 @@ void set_config(const Config& config) {
 }
 
 void set_config_error(Status status) {
+    log(LogLevel::error, "{}", status.message());
     const std::lock_guard<std::mutex> lock(global().mutex);
     global().config_error = std::move(status);
 }

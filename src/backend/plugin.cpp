@@ -35,7 +35,6 @@ extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backen
     if (status.ok()) {
         sluice::backend::set_config(config);
     } else {
-        sluice::log(sluice::LogLevel::error, "{}", status.message());
         sluice::backend::set_config_error(std::move(status));
     }
     return *registry;

@@ -88,6 +88,9 @@ uint64_t largest_batch(const common_params& params);
 Result<backend::ContextPlan> context_plan(const common_params& params, bool wrapped);
 // The context of a run whose user named none.
 void choose_context(const std::vector<std::string>& arguments, common_params& params);
+// llama.cpp's logger prints on a thread of its own and is never waited for, so the last lines of a program that ends
+// may be lost: prints what it still has, and takes nothing more.
+void finish_log();
 // Writes help to standard output; kFailed, in words, if that is closed or full.
 int print_help(const std::string& text);
 

@@ -218,6 +218,7 @@ int run_command(std::vector<std::string> arguments) {
     loading.clear();
     if (live != nullptr) live->stop();
     g_live = nullptr;
+    finish_log();
     if (g.prompt_tokens > 0) print_summary(g, output_broken);
     if (!g.status.ok()) return fail(g.status, kFailed);
     backend::recorder()->with_book(

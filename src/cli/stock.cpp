@@ -4,6 +4,7 @@
 #include <common.h>
 #include <fmt/ranges.h>
 #include <ggml-backend.h>
+#include <log.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -153,6 +154,7 @@ int run_stock(const char* command, int (*tool)(int, char**), std::vector<std::st
     std::optional<StopsAtOnce> stops;
     if (respawns) stops.emplace();
     const int rc = tool(static_cast<int>(argv.size()) - 1, argv.data());
+    finish_log();
     backend::end_recording({.status = rc == 0 ? "ok" : "failed", .error = {}, .output_digest = {}});
     print_streaming_summary(config);
     return rc;
@@ -347,6 +349,10 @@ Status pass_on_experts_used(const Config& config, const char* command, std::vect
                      n, path, index->arch_number("expert_used_count").value_or(0));
     }
     return {};
+}
+
+void finish_log() {
+    common_log_pause(common_log_main());
 }
 
 int print_help(const std::string& text) {

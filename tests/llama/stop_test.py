@@ -86,6 +86,9 @@ def stop_serve(args, read, how):
     code = program.end(how)
     client.join()
     assert code == 0, f"read {read}: the server ended with {code}:\n{program.said[-3000:]}"
+    ours = "the program was told to end: what it was computing is given up"
+    assert program.said.count(ours) == 1, f"read {read}: {program.said[-3000:]}"
+    assert "Compute error" not in program.said[:program.said.index(ours)], program.said[-3000:]
     assert failed, "the client got an answer although its reads never came"
 
 

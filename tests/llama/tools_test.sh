@@ -66,6 +66,13 @@ env -u SLUICE_CACHE_MB "$llama_bin/llama-perplexity" "${ppl_args[@]}" >"$work/pp
 LD_PRELOAD=$plugin "$llama_bin/llama-perplexity" "${ppl_args[@]}" >"$work/ppl.plugin" 2>&1
 "$sluice" perplexity "${ppl_args[@]}" >"$work/ppl.sluice" 2>&1
 for side in stock plugin sluice; do grep -oE '\[[0-9]+\][0-9.]+|Final estimate.*' "$work/ppl.$side" >"$work/ppl.$side.numbers" || true; done
+check "sluice has the last word, after all lines of the tool" python3 -c '
+import sys
+lines = open(sys.argv[1], errors="replace").read().splitlines()
+ours = [i for i, line in enumerate(lines) if line.startswith("sluice: ") and "look-ups hit the cache" in line]
+final = [i for i, line in enumerate(lines) if "Final estimate" in line]
+assert len(final) == 1 and ours and final[0] < ours[0], lines[-8:]
+' "$work/ppl.sluice"
 check "llama-perplexity measured something" grep -q "Final estimate" "$work/ppl.stock.numbers"
 same "perplexity with the plug-in" "$work/ppl.stock.numbers" "$work/ppl.plugin.numbers"
 same "perplexity by sluice" "$work/ppl.stock.numbers" "$work/ppl.sluice.numbers"
@@ -228,6 +235,11 @@ for words in "dense weights" "predicted: at most" "not measured" "sluice probe" 
     check "the plan tells \"$words\"" grep -qF -- "$words" "$work/plan.txt"
 done
 check "it fits 80 columns" env -C "$(dirname "$model")" bash -c '[ "$("$0" plan "$1" -t 1 -c 256 | grep -v "^run it\|^note" | wc -L)" -le 80 ]' "$sluice" "$(basename "$model")"
+check "a plan of a prompt in a template says so, and counts the template" bash -c '"$0" plan "$1" -t 1 -c 512 -p x --chat | grep -q -e "^run it: .*--chat"' "$sluice" "$model"
+for prompt in "-p x" "-p x --chat" ""; do
+    "$sluice" plan "$model" -t 1 -c 512 --no-repack $prompt --json 2>/dev/null | python3 -c 'import json,sys; print(json.load(sys.stdin)["memory"]["program_bytes"])' || true
+done >"$work/programs"
+check "its largest batch is that of a prompt of unknown length" bash -c 'mapfile -t n <"$0"; [ "${n[0]}" -lt "${n[1]}" ] && [ "${n[1]}" -eq "${n[2]}" ]' "$work/programs"
 check "its command has every option of ours" bash -c '"$0" plan "$1" -t 1 -c 256 --prefetch 2 --no-overlap | grep -q -e "^run it:.* --no-overlap --prefetch 2"' "$sluice" "$model"
 check "what it measured is kept" grep -q '"kind":"speed"' "$SLUICE_CACHE_DIR/runs.jsonl"
 "$sluice" run -m "$model" -p "In the beginning" --temp 0 "${planned[@]}" </dev/null >/dev/null 2>&1
@@ -377,6 +389,8 @@ plug() { env LD_PRELOAD="$plugin" "$@"; }
 completion=("$llama_bin/llama-completion" -m "$model" -p x -n 2 -no-cnv -c 64)
 fails_saying "plug-in: a wrong variable" any "SLUICE_IO_THREADS" plug env SLUICE_IO_THREADS=0 "${completion[@]}"
 fails_saying "plug-in: an unknown variable" any "SLUICE_CASH_MB" plug env SLUICE_CASH_MB=1 "${completion[@]}"
+fails_saying "plug-in: a variable that does not parse" any 'SLUICE_CACHE_MB: "much"' plug env SLUICE_CACHE_MB=much "${completion[@]}"
+check "is told once" [ "$(grep -c 'SLUICE_CACHE_MB: "much"' "$work/out")" = 1 ]
 fails_saying "plug-in: a cache below one expert" any "cannot hold a single expert" plug env SLUICE_CACHE_MB=0.001 "${completion[@]}"
 for mode in none dio mlock mmap+mlock; do
     fails_saying "plug-in: load mode $mode" any "$mode" plug "${completion[@]}" --load-mode $mode
