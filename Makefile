@@ -12,7 +12,7 @@ TIDY := run-clang-tidy -quiet -p build -j $(JOBS) -extra-arg=-Wno-unknown-warnin
 help:
 	@echo 'make demo          set up, build, and run the demo model with a cache far smaller than its experts'
 	@echo 'make check         set up, build, and run the tests'
-	@echo 'make check-full    the same with the long tests (about 40 minutes); WHOLE=1: with those of a day, too'
+	@echo 'make check-full    the same with the long tests (within an hour); WHOLE=1: with those of a day, too'
 	@echo 'make bench-micro   times of the hot pieces; bench-count counts their instructions (see bench/micro/README.md)'
 	@echo 'make race          race against stock llama.cpp with little memory (root; a quarter of an hour; bench/race/README.md)'
 	@echo 'make build         set up and build: build/sluice and build/libggml-sluice.so'

@@ -105,6 +105,17 @@ def trained(arguments, directory, seen, first_row, plain, plain_rows):
     text, said = train(arguments, arguments.model, lossy, "-o", lossy + ".gate", "--rank", "8", "-t", "1")
     assert f"{lossy} is of a run with --n-expert-used 1" in text + said, (text, said)
 
+    # A plan counts what guesses take, by the same rule, and knows the file.
+    def program(*extra):
+        done = subprocess.run([arguments.sluice, "plan", arguments.model, "-t", "1", "-c", "512", "--cache-mb", "2", "--json", *extra],
+                              capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        plan = json.loads(done.stdout)
+        assert all(word in plan["command"] for word in extra), plan["command"]
+        return plan["memory"]["program_bytes"]
+    # As floats in memory: scale and shift at least, for each layer that is corrected.
+    assert program() <= program("--predict-prefetch") < program("--predict-prefetch", "--predict-model", gate)
+
     # What is not whole is refused, with what to do.
     for broken in (made[:-1], made[:100] + bytes([made[100] ^ 1]) + made[101:], b""):
         with open(bad, "wb") as file:
@@ -112,6 +123,9 @@ def trained(arguments, directory, seen, first_row, plain, plain_rows):
         done = subprocess.run([arguments.sluice, "run", "-m", arguments.model, "-p", "And", "-n", "2", "--cache-mb", "2", "--predict-log",
                                "--predict-model", bad], capture_output=True, text=True, timeout=240)
         assert done.returncode == 1 and bad in done.stderr and "sluice predict train" in done.stderr, done.stderr
+        done = subprocess.run([arguments.sluice, "plan", arguments.model, "--cache-mb", "2", "--predict-log", "--predict-model", bad],
+                              capture_output=True, text=True, timeout=240)
+        assert done.returncode == 1 and bad in done.stderr, done.stderr
     with open(seen, "rb") as file:
         held = bytearray(file.read())
     held[first_row + 200] ^= 1
