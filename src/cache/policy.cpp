@@ -114,7 +114,12 @@ void Order::visit(uint32_t set, uint32_t tokens, bool prompt) {
         short_[r] = s < kForgotten ? 0 : s;
         long_[r] = l < kForgotten ? 0 : l;
     }
-    if (echo_) echo_->visit(set, tokens, prompt);
+    listens_ = echo_.has_value() && (tokens == 1 || (prompt && tokens > kUnclearRows));
+    if (listens_) {
+        echo_->visit(set, tokens, prompt);
+    } else {
+        heard_[set] *= long_keep;  // what was expected before becomes older as what was used does
+    }
     unsettled_ = set;
 }
 
@@ -122,11 +127,13 @@ void Order::visit(uint32_t set, uint32_t tokens, bool prompt) {
 void Order::settle_now(bool wanted) {
     const uint32_t set = std::exchange(unsettled_, kNowhere);
     std::vector<RecordId>& heap = groups_[group_of_set_[set]].heap;
-    if (echo_) {
+    if (listens_) {
         echo_->listen(set);
         const uint32_t first = set_begin_[set];
-        if (wanted || !heap.empty())
-            heard_[set] = echo_->expect(set, std::span(echoes_).subspan(first, set_begin_[set + 1] - first)) ? 1 : 0;
+        if (wanted || !heap.empty()) {
+            const bool heard = echo_->expect(set, std::span(echoes_).subspan(first, set_begin_[set + 1] - first));
+            heard_[set] = heard ? tuning_.echo_share : 0;
+        }
     }
     for (const RecordId r : heap) key_[r] = key(r);
     std::make_heap(heap.begin(), heap.end(), [&](RecordId a, RecordId b) { return goes_before(b, a); });
@@ -142,7 +149,7 @@ void Order::use(RecordId record, uint32_t age) {
         short_[record] += share * short_worth_[age];
         long_[record] += share * long_worth_[age];
     }
-    if (echo_) echo_->use(set, record - set_begin_[set], age);
+    if (listens_) echo_->use(set, record - set_begin_[set], age);
     if (used_in_[record] != visits_[set]) ++uses_[record];
     used_in_[record] = visits_[set];
     due_[record] = kNever;
@@ -151,7 +158,7 @@ void Order::use(RecordId record, uint32_t age) {
 double Order::chance(RecordId record) const {
     double p = tuning_.short_share * (1 - short_keep_) * short_[record] +
                (1 - tuning_.short_share) * (1 - long_keep_) * long_[record];
-    if (heard_[set_of_[record]] != 0) p = (1 - tuning_.echo_share) * p + tuning_.echo_share * echoes_[record];
+    if (const double heard = heard_[set_of_[record]]; heard > 0) p = (1 - heard) * p + heard * echoes_[record];
     return std::min(1.0, p + kLeastChance);
 }
 

@@ -51,10 +51,14 @@ constexpr std::optional<Policy> policy_named(std::string_view name) {
 // Of `frequency`, in visits. Real routes (Qwen3-30B, Gemma-4, gpt-oss-120b) are flat between 8 and 16.
 inline constexpr double kHalfLife = 12;
 
+// So few rows at once may be of several sequences, none of which follows on another, whatever the visit is called. What
+// they choose is counted, and not listened to (cache/echo.h).
+inline constexpr uint32_t kUnclearRows = 16;
+
 // What `reuse` believes. The chance that a record is used in its layer's next visit is taken from two sums over its
 // uses in which old ones count less, one that forgets within a token or two, and one that remembers a few dozen; and
-// from what followed on tokens that chose alike (cache/echo.h). How these were chosen, and what other values do:
-// docs/results/cache-policy.md.
+// from what followed on tokens that chose alike (cache/echo.h). How these were chosen, and what other
+// values do: docs/results/cache-policy.md.
 struct Tuning {
     double short_half_life = 0.5;
     double long_half_life = 10;
@@ -171,7 +175,8 @@ class Order {
     std::vector<uint8_t> keeps_;    // by set: records of it were retained for its next visit
     std::optional<Echo> echo_;      // of policies that ask for the chance of a use
     std::vector<double> echoes_;    // by record: the chance it gave when the set was settled last
-    std::vector<uint8_t> heard_;    // by set: it did
+    std::vector<double> heard_;     // by set: how much that counts in the estimate
+    bool listens_ = false;          // to the present visit
     uint32_t now_ = 0;              // set visited last
     uint32_t unsettled_ = kNowhere;
     uint64_t releases_ = 0;

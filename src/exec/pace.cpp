@@ -4,7 +4,11 @@
 #include <cassert>
 #include <utility>
 
+#include "cache/policy.h"
+
 namespace sluice::exec {
+
+static_assert(kVerifyRows <= cache::kUnclearRows, "rows that may be of several sequences are not listened to");
 
 void Pace::begin_pass() {
     next_is_ahead_ = false;

@@ -61,13 +61,14 @@ TEST(Policy, ReuseIsTheOrderOfTheExpectedWait) {
     std::vector<Sums> sums(kSets * kExperts);
     Echo echo(std::vector<uint32_t>(kSets, kExperts), tuning.echo_sharpness, tuning.prompt_share);
     std::vector<double> echoes(kSets * kExperts);
-    std::vector<bool> heard(kSets, false);
+    std::vector<double> heard(kSets, 0);
     for (int round = 0; round < 300; ++round) {
         for (uint32_t set = 0; set < kSets; ++set) {
-            const uint32_t tokens = 1 + random(3);
             const bool prompt = random(8) == 0;
+            const uint32_t tokens = prompt ? 1 + random(2 * kUnclearRows) : 1 + random(3);
             order.visit(set, tokens, prompt);
-            echo.visit(set, tokens, prompt);
+            const bool listens = tokens == 1 || (prompt && tokens > kUnclearRows);
+            if (listens) echo.visit(set, tokens, prompt);
             for (uint32_t e = 0; e < kExperts; ++e) {
                 Sums& s = sums[set * kExperts + e];
                 s.quick *= std::exp2(-static_cast<double>(tokens) / tuning.short_half_life);
@@ -77,13 +78,18 @@ TEST(Policy, ReuseIsTheOrderOfTheExpectedWait) {
                 const RecordId r = set * kExperts + std::min(random(kExperts), random(kExperts));
                 const uint32_t age = random(tokens);
                 order.use(r, age);
-                echo.use(set, r - set * kExperts, age);
+                if (listens) echo.use(set, r - set * kExperts, age);
                 const double share = prompt ? tuning.prompt_share : 1;
                 sums[r].quick += share * std::exp2(-static_cast<double>(age) / tuning.short_half_life);
                 sums[r].slow += share * std::exp2(-static_cast<double>(age) / tuning.long_half_life);
             }
-            echo.listen(set);
-            heard[set] = echo.expect(set, std::span(echoes).subspan(size_t{set} * kExperts, kExperts));
+            if (listens) {
+                echo.listen(set);
+                const auto experts = std::span(echoes).subspan(size_t{set} * kExperts, kExperts);
+                heard[set] = echo.expect(set, experts) ? tuning.echo_share : 0;
+            } else {
+                heard[set] *= std::exp2(-static_cast<double>(tokens) / tuning.long_half_life);
+            }
             order.settle();
             for (RecordId r = 0; r < kSets * kExperts; ++r) {
                 if (random(2) == 0) order.add(r, false);
@@ -91,7 +97,7 @@ TEST(Policy, ReuseIsTheOrderOfTheExpectedWait) {
             const auto wait = [&](RecordId r) {
                 double p = tuning.short_share * (1 - std::exp2(-1 / tuning.short_half_life)) * sums[r].quick +
                            (1 - tuning.short_share) * (1 - std::exp2(-1 / tuning.long_half_life)) * sums[r].slow;
-                if (heard[r / kExperts]) p = (1 - tuning.echo_share) * p + tuning.echo_share * echoes[r];
+                p = (1 - heard[r / kExperts]) * p + heard[r / kExperts] * echoes[r];
                 const uint32_t ahead = (r / kExperts + kSets - set - 1) % kSets + 1;
                 return 1 / std::min(1.0, p + 1e-6) - 1 + tuning.phase * ahead / kSets;
             };
@@ -104,6 +110,30 @@ TEST(Policy, ReuseIsTheOrderOfTheExpectedWait) {
                 --left;
             }
             ASSERT_EQ(left, 0U);
+        }
+    }
+}
+
+// A few rows may be of several sequences, none of which follows on another. However much they agree among each other,
+// what decode used for long goes after what they brought.
+TEST(Policy, AFewRowsAreNotListenedTo) {
+    for (const uint32_t rows : {2U, 4U, 6U}) {
+        const bool prompt = rows != 4;
+        SlotCache cache = make_cache(Policy::reuse, 3 * kSets);
+        for (int token = 0; token < 20; ++token) {
+            for (uint32_t set = 0; set < kSets; ++set) visit(cache, {set * kExperts, set * kExperts + 1}, set);
+        }
+        for (uint32_t set = 0; set < kSets; ++set) {
+            cache.visit(set, rows, prompt);
+            for (const RecordId r : {set * kExperts + 2, set * kExperts + 3}) {
+                for (uint32_t age = 0; age < rows; ++age) cache.use_by(r, age);
+                ASSERT_NE(cache.lease(r), kNoSlot);
+                cache.release(r);
+            }
+        }
+        for (uint32_t set = 0; set < kSets; ++set) {
+            EXPECT_NE(cache.find(set * kExperts), kNoSlot) << rows << " rows, layer " << set;
+            EXPECT_NE(cache.find(set * kExperts + 1), kNoSlot) << rows << " rows, layer " << set;
         }
     }
 }
