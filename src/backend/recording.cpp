@@ -387,6 +387,8 @@ int32_t record_model(const ModelState& model) {
                         {"expert_types", types},
                         {"repacked", model.repack()},
                         {"drive", shown ? drive_json(model, path) : trace::Json(nullptr)}};
+    // Until the first model nothing is written: options that change nothing in it are not named.
+    r->set_header(header_json(model.config(), state().host));
     const auto number = static_cast<int32_t>(r->model(std::move(info), experts));
     if (number == 0 && state().features != nullptr) begin_features(model);
     return number;

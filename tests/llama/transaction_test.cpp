@@ -312,11 +312,11 @@ TEST_P(TransactionTest, OnlyRecurrentStateIsCopied) {
 INSTANTIATE_TEST_SUITE_P(Memory, TransactionTest, ::testing::ValuesIn(kKinds),
                          [](const auto& kind) { return std::string(kind.param.memory); });
 
-// Why DeepSeek-V4 is emptied. When this fails, llama.cpp has learned it, and so can engine/decoder.
+// Why DeepSeek-V4 is emptied. When this fails, llama.cpp has learned it, and so can engine/decoder. What was put back
+// lies in other cells besides: on some processors that changes the logits, on others it does not.
 TEST(Stock, CannotTakeDeepSeek4Back) {
     const StockFacts& f = stock_facts().at("deepseek4-mxfp4_moe");
     EXPECT_TRUE(f.same_digest) << "of what it reads out";
-    EXPECT_FALSE(f.same_logits) << "what was put back lies in other cells";
     EXPECT_EQ(f.left_behind, 1) << "it does not cut what an aborted decode has added";
 }
 
