@@ -10,10 +10,11 @@ namespace sluice::cache {
 namespace {
 
 struct Reserve {
-    uint64_t part, least, least_in_group, most;
+    uint64_t part, least, most;
+    uint64_t part_in_group, least_in_group;
 };
-constexpr Reserve kChosen{8, 256 * MiB, 64 * MiB, 2 * GiB};
-constexpr Reserve kTold{32, 64 * MiB, 16 * MiB, 512 * MiB};
+constexpr Reserve kChosen{8, 256 * MiB, 2 * GiB, 16, 64 * MiB};
+constexpr Reserve kTold{32, 64 * MiB, 512 * MiB, 32, 16 * MiB};
 
 }  // namespace
 
@@ -29,8 +30,9 @@ const char* name_of_free(const machine::MemoryRoom& room) {
 uint64_t reserve_of(const machine::MemoryRoom& room, bool told) {
     const Reserve& r = told ? kTold : kChosen;
     const std::optional<uint64_t> free = room.free();
+    const bool group = limited_by_group(room);
     const uint64_t usual =
-        std::clamp(free.value_or(0) / r.part, limited_by_group(room) ? r.least_in_group : r.least, r.most);
+        std::clamp(free.value_or(0) / (group ? r.part_in_group : r.part), group ? r.least_in_group : r.least, r.most);
     // Where there is hardly any, experts get most of it: a cache of a few experts reads all of them for every token.
     return free ? std::min(usual, *free / 4) : usual;
 }

@@ -9,9 +9,10 @@
 
 namespace sluice::cache {
 
-// What is left free for everybody else: an eighth of what is free now, within 256 MiB and 2 GiB (64 MiB in a memory
-// cgroup, which usually holds nobody else). Where the user has named a number (`told`), only what keeps the kernel from
-// swapping or killing: a 32nd, within 64 and 512 MiB (16 MiB in a cgroup). Never more than a quarter of what is free.
+// What is left free for everybody else: an eighth of what is free now, within 256 MiB and 2 GiB (in a memory cgroup,
+// which usually holds nobody else, a sixteenth, within 64 MiB and 2 GiB). Where the user has named a number (`told`),
+// only what keeps the kernel from swapping or killing: a 32nd, within 64 and 512 MiB (16 MiB in a cgroup). Never more
+// than a quarter of what is free.
 uint64_t reserve_of(const machine::MemoryRoom& room, bool told);
 // True if the cgroup's limit is what is tighter.
 bool limited_by_group(const machine::MemoryRoom& room);

@@ -28,11 +28,11 @@ TEST(Budget, TheGroupsLimitCountsWhereItIsTighter) {
     MemoryRoom room = available(8 * GiB);
     room.cgroup_limit = GiB;
     room.cgroup_used = 256 * MiB;
-    EXPECT_EQ(choose_budget(room, false, MiB, 100 * GiB).bytes, 672 * MiB);
+    EXPECT_EQ(choose_budget(room, false, MiB, 100 * GiB).bytes, 704 * MiB);
     EXPECT_NE(choose_budget(room, false, MiB, 100 * GiB).why.find("cgroup"), std::string::npos);
     room.cgroup_limit = 2 * GiB;
     room.cgroup_used = GiB;
-    EXPECT_EQ(choose_budget(room, false, MiB, 100 * GiB).bytes, 896 * MiB);
+    EXPECT_EQ(choose_budget(room, false, MiB, 100 * GiB).bytes, 960 * MiB);
     room.cgroup_limit = GiB + 256 * MiB;
     EXPECT_EQ(choose_budget(room, false, MiB, 100 * GiB).bytes, 192 * MiB);
     room.cgroup_limit = 100 * GiB;
@@ -54,6 +54,20 @@ TEST(Budget, TheReserveIsSmallWhereANumberWasTold) {
     EXPECT_TRUE(limited_by_group(room));
     EXPECT_EQ(reserve_of(room, true), 16 * MiB);
     EXPECT_EQ(reserve_of({}, true), 64 * MiB);
+}
+
+TEST(Budget, TheReserveIsSmallerInAGroup) {
+    MemoryRoom room = available(32 * GiB);
+    EXPECT_EQ(reserve_of(room, false), 2 * GiB);
+    room.cgroup_limit = 8 * GiB;
+    room.cgroup_used = 0;
+    EXPECT_EQ(reserve_of(room, false), 512 * MiB) << "a sixteenth";
+    room.cgroup_limit = 512 * MiB;
+    EXPECT_EQ(reserve_of(room, false), 64 * MiB) << "at least";
+    room.available = 4 * GiB;
+    room.cgroup_limit = 8 * GiB;
+    EXPECT_EQ(reserve_of(room, false), 512 * MiB)
+        << "what the machine has is less than the group's room: an eighth of that";
 }
 
 // What is left free of little is little, too: a cache of an expert or two would read everything again for every token.
